@@ -1,0 +1,97 @@
+"""The settings of an audit, as they reach disk."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from privaudit.errors import ConfigError
+from privaudit.verdict import Policy
+
+
+class Client(BaseModel):
+    """How the client makes the step whose gradient the attacker sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch_size: int | None = Field(default=None, ge=1)
+    """Images in one step; None: all images together; 1: one client per image."""
+    local_steps: Literal[1] = 1
+    """Local steps before sending. This version audits one."""
+    lr: float | None = Field(default=None, gt=0)
+    """Learning rate; with one SGD step it scales the update and hides nothing."""
+    optimizer: Literal["sgd"] = "sgd"
+    mode: Literal["train", "as_is"] = "train"
+    """``train``: the step runs in train mode; ``as_is``: modes stay as given."""
+
+
+class Knowledge(BaseModel):
+    """What the attacker knows beside the model, its loss and the gradient."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    labels: Literal["known", "inferred"] = "known"
+    """``known``: given to the attacker; ``inferred``: read off the gradient."""
+
+
+class Budget(BaseModel):
+    """How long an audit may take. None means no bound."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seconds: float | None = Field(default=None, gt=0)
+    """Wall clock for the whole audit, shared over its attacks."""
+    iterations: int | None = Field(default=None, ge=1)
+    """Cap for each optimisation."""
+    restarts: int | None = Field(default=None, ge=1)
+    """Cap for the restarts of each optimisation."""
+
+
+PRESETS: dict[str, Budget] = {
+    "quick": Budget(seconds=60),
+    "standard": Budget(seconds=600),
+    "thorough": Budget(),
+}
+
+
+def resolve_budget(budget: str | Budget) -> Budget:
+    """Turn a preset name into its budget.
+
+    Raises:
+        ConfigError: Not one of quick, standard, thorough.
+    """
+    if isinstance(budget, Budget):
+        return budget
+    if budget not in PRESETS:
+        raise ConfigError(
+            "Auditor.budget",
+            expected=f"one of {', '.join(PRESETS)}, or Budget(seconds=...)",
+            got=repr(budget),
+            hint="Name a preset or build a Budget.",
+        )
+    return PRESETS[budget]
+
+
+class AuditConfig(BaseModel):
+    """Everything an :class:`~privaudit.Auditor` was told, except live objects."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mean: list[float] | None = None
+    """Per channel, in [0, 1] units; None: the model takes images as they are."""
+    std: list[float] | None = None
+    loss: str = "cross_entropy"
+    """``cross_entropy`` or the name of the user's callable."""
+    training_step: str | None = None
+    """Name of the user's callable, if one was given."""
+    client: Client = Field(default_factory=Client)
+    knowledge: Knowledge = Field(default_factory=Knowledge)
+    attacks: str | list[str] = "auto"
+    """``auto``: climb the ladder until something is exact; ``all``; or labels."""
+    attack_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The settings that the user passed, per attack label."""
+    policy: Policy = Field(default_factory=Policy)
+    budget: Budget = PRESETS["standard"]
+    seed: int = 0
+    device: str | None = None

@@ -1,0 +1,147 @@
+"""One text per cause: what happened and what to do. No prose lives elsewhere."""
+
+from __future__ import annotations
+
+from privaudit.verdict.evidence import AttackEvidence
+from privaudit.verdict.policy import (
+    MIN_CONTROL_PAIRS,
+    MIN_IMAGES_FOR_RE_IDENTIFICATION,
+)
+from privaudit.verdict.words import Cause, Worst
+
+
+def no_samples() -> Cause:
+    """No image was audited."""
+    return Cause(
+        code="no-samples",
+        text="no image was audited",
+        remedy="Give at least one readable image.",
+    )
+
+
+def nothing_ran(attacks: list[AttackEvidence]) -> Cause:
+    """Every attack was skipped or missing."""
+    listed = "; ".join(f"{a.label}: {a.reason or a.state}" for a in attacks)
+    return Cause(
+        code="nothing-ran",
+        text="no attack ran" + (f" ({listed})" if listed else ""),
+        remedy="See per attack why it did not apply; this says nothing about the "
+        "model. A batch of one image is the setting most attacks apply to.",
+    )
+
+
+def no_required_attack() -> Cause:
+    """Only optional attacks ran."""
+    return Cause(
+        code="no-required-attack",
+        text="no attack that the verdict needs has run",
+        remedy='Use attacks="auto", which climbs the whole ladder.',
+    )
+
+
+def incomplete(attack: AttackEvidence) -> Cause:
+    """A required attack failed, was stopped, or is missing."""
+    texts = {
+        "failed": (
+            f"{attack.label} failed: {attack.reason or 'no reason given'}",
+            "Mend the cause and audit again; a broken attack is no evidence.",
+        ),
+        "stopped": (
+            f"{attack.label} ran out of budget: {attack.reason or 'time is up'}",
+            'Give more time, for example budget="thorough".',
+        ),
+        "missing": (
+            f"{attack.label} did not run: {attack.reason or 'not available'}",
+            "An attack that was not tried cannot clear the model.",
+        ),
+    }
+    text, remedy = texts[attack.state]
+    return Cause(code=f"attack-{attack.state}", text=text, remedy=remedy)
+
+
+def unexplained_skip(attack: AttackEvidence) -> Cause:
+    """A required attack was skipped for no allowed reason."""
+    return Cause(
+        code="attack-skipped",
+        text=f"{attack.label} was skipped: {attack.reason or 'no allowed reason'}",
+        remedy="Run it, or audit where something stronger has been exact.",
+    )
+
+
+def no_positive_control() -> Cause:
+    """The audit did not show that it can find a leak at all."""
+    return Cause(
+        code="no-positive-control",
+        text="no positive control was run",
+        remedy="Run the audit with its control; without it a clean score is silence.",
+    )
+
+
+def positive_control_failed(detail: str) -> Cause:
+    """The ladder did not solve a case that it must solve."""
+    return Cause(
+        code="positive-control-failed",
+        text="the positive control failed" + (f": {detail}" if detail else ""),
+        remedy="The attacks did not find a leak that is certainly there: do not "
+        "trust a clean score from this run.",
+    )
+
+
+def unscored(attack: str, metric: str, missing: str) -> Cause:
+    """A metric that decides has no value for some image."""
+    return Cause(
+        code="unscored",
+        text=f"{metric} of {attack}: {missing}",
+        remedy="An image without a score is not cleared; see the note beside it.",
+    )
+
+
+def controls_too_alike(metric: str, p95: float) -> Cause:
+    """Unrelated images score so high that no value could count as a leak."""
+    return Cause(
+        code="controls-too-alike",
+        text=f"unrelated images already reach {metric} {p95:.3f}",
+        remedy="Audit with more varied images; these cannot tell a copy from a "
+        "stranger.",
+    )
+
+
+def too_weak(plateaus: list[AttackEvidence]) -> Cause:
+    """The policy asks for a strong result and some attack only levelled off."""
+    names = ", ".join(a.label for a in plateaus) or "an attack"
+    return Cause(
+        code="too-weak",
+        text=f"the policy requires strong evidence; {names} ended in a plateau",
+        remedy="Give more budget or restarts, or accept weak evidence on purpose.",
+    )
+
+
+def warned(worst: Worst) -> Cause:
+    """A limit that only warns was passed."""
+    return Cause(
+        code="limit-warning",
+        text=f"{worst.metric} {worst.value:.4f} by {worst.attack} is beyond "
+        f"{worst.limit:.4f} (this limit warns, it does not decide)",
+        remedy="Look at the picture pair.",
+    )
+
+
+def too_few_pairs(metric: str) -> Cause:
+    """The margin over unrelated pairs could not be applied."""
+    return Cause(
+        code="too-few-pairs",
+        text=f"fewer than {MIN_CONTROL_PAIRS} unrelated pairs for {metric}: its "
+        "limit alone decides",
+        remedy="Audit more images; without the control the limit is the stricter "
+        "reading.",
+    )
+
+
+def too_few_images(samples: int) -> Cause:
+    """Re-identification is not judged on small sets."""
+    return Cause(
+        code="few-images",
+        text=f"re-identification is not judged below "
+        f"{MIN_IMAGES_FOR_RE_IDENTIFICATION} images (here {samples})",
+        remedy="Audit more images for a verdict on re-identification.",
+    )

@@ -1,0 +1,91 @@
+"""The verdict record, and the one line, one code that every surface prints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from privaudit.verdict.policy import Strength
+
+Word = Literal["leaks", "no leak found", "inconclusive", "not run"]
+
+EXIT_PASS = 0
+EXIT_LEAK = 1
+EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_NOTHING_AUDITED = 4
+
+
+class Worst(BaseModel):
+    """The leakiest value of one metric over all attacks that count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    value: float
+    attack: str
+    sample: int | None
+    """Index of the image; None for metrics of the whole set."""
+    limit: float
+    """The limit in force, the distance from unrelated pairs included."""
+    leaks: bool
+
+    @property
+    def margin(self) -> float:
+        """Distance to the limit; positive means below it (not leaking)."""
+        return self.limit - self.value
+
+
+class Cause(BaseModel):
+    """One reason for an inconclusive verdict, or a note, with what to do about it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code: str
+    text: str
+    remedy: str
+
+
+class Verdict(BaseModel):
+    """What the evidence says under one policy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    word: Word
+    strength: Strength | None = None
+    """Only for "no leak found": ``strong`` when every required attack was exact or
+    converged, ``weak`` when some ended in a plateau."""
+    exit_code: int
+    policy: str
+    samples: int
+    worst: dict[str, Worst] = Field(default_factory=dict)
+    leaks: list[Worst] = Field(default_factory=list)
+    """Worst leak of each attack and metric beyond its limit."""
+    causes: list[Cause] = Field(default_factory=list)
+    warnings: list[Cause] = Field(default_factory=list)
+    leaking_share_upper_bound: float | None = None
+    """Rule of three: with no leak in n samples, at most 3/n leak (95 %)."""
+    line: str
+
+    def headline(self) -> str:
+        """The verdict word with its strength, as shown on the first screen."""
+        return f"{self.word} ({self.strength})" if self.strength else self.word
+
+
+def final_line(
+    word: Word, *, worst: Worst | None, code: int, causes: list[Cause]
+) -> str:
+    """Verdict, worst sample, metric, value, limit, exit code: the line CI prints."""
+    parts = [f"privaudit: {word}"]
+    if worst is not None:
+        where = "all images" if worst.sample is None else f"image {worst.sample}"
+        relation = "beyond" if worst.leaks else "within"
+        parts.append(
+            f"worst {where} by {worst.attack}: {worst.metric} {worst.value:.4f} "
+            f"{relation} limit {worst.limit:.4f}"
+        )
+    if causes and word != "leaks":
+        parts.append(causes[0].text)
+    parts.append(f"exit {code}")
+    return " | ".join(parts)

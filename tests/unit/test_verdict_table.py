@@ -1,0 +1,487 @@
+"""The rules of the verdict as one table. Later work adds rows and edits none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from privaudit.verdict import (
+    AttackEvidence,
+    ControlEvidence,
+    Evidence,
+    Limit,
+    Policy,
+    Score,
+    UnrelatedPairs,
+    judge,
+)
+
+PASSED = ControlEvidence(passed=True)
+FAILED = ControlEvidence(passed=False, detail="ssim 0.1 on the control")
+STRICT = Policy(name="strict", require="strong")
+
+
+def attack(*ssim: float | None, label: str = "closed_form", **kw: Any) -> AttackEvidence:
+    kw.setdefault("state", "exact")
+    scores = {"ssim": [Score(value=v) for v in ssim]} if ssim else {}
+    scores |= kw.pop("more", {})
+    return AttackEvidence(label=label, scores=scores, **kw)
+
+
+def pairs(p95: float, n: int = 20, metric: str = "ssim") -> list[UnrelatedPairs]:
+    return [UnrelatedPairs(metric=metric, pairs=n, p95=p95)]
+
+
+def rate(value: float) -> dict[str, list[Score]]:
+    return {"re_identification": [Score(value=value)]}
+
+
+def policy(**limits: Limit) -> Policy:
+    return Policy(name="mine", limits={"ssim": Policy().limits["ssim"], **limits})
+
+
+@dataclass
+class Row:
+    name: str
+    attacks: list[AttackEvidence]
+    word: str
+    code: int
+    line: str
+    """A part of the final line."""
+    strength: str | None = None
+    samples: int = 1
+    control: ControlEvidence | None = PASSED
+    unrelated: list[UnrelatedPairs] = field(default_factory=lambda: pairs(0.2))
+    policy: Policy = field(default_factory=Policy)
+    causes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+NOT_APPLICABLE: dict[str, Any] = {"state": "skipped", "skip": "not applicable"}
+
+ROWS = [
+    # 1. nothing ran
+    Row("no attack at all", [], "not run", 4, "no attack ran", causes=("nothing-ran",)),
+    Row(
+        "no sample",
+        [attack()],
+        "not run",
+        4,
+        "no image was audited",
+        samples=0,
+        causes=("no-samples",),
+    ),
+    Row(
+        "every attack skipped",
+        [attack(**NOT_APPLICABLE), attack(label="dia", **NOT_APPLICABLE)],
+        "not run",
+        4,
+        "no attack ran",
+        causes=("nothing-ran",),
+    ),
+    Row(
+        "skipped and missing is still nothing",
+        [attack(**NOT_APPLICABLE), attack(label="dia", state="missing")],
+        "not run",
+        4,
+        "no attack ran",
+        causes=("nothing-ran",),
+    ),
+    Row(
+        "only a diagnostic ran",
+        [attack(0.99, label="wiig", diagnostic=True)],
+        "not run",
+        4,
+        "no attack ran",
+        causes=("nothing-ran",),
+    ),
+    # 2. a leak beats everything
+    Row("exact copy", [attack(1.0)], "leaks", 1, "image 0 by closed_form: ssim 1.0000"),
+    Row("one of three", [attack(0.1, 0.2, 0.9)], "leaks", 1, "image 2", samples=3),
+    Row(
+        "leak despite a failed attack, which stays listed",
+        [attack(0.9), attack(label="dia", state="failed", reason="nan")],
+        "leaks",
+        1,
+        "ssim 0.9000 beyond limit 0.5000",
+        causes=("attack-failed",),
+    ),
+    Row(
+        "leak despite a failed control",
+        [attack(0.9)],
+        "leaks",
+        1,
+        "ssim 0.9000",
+        control=FAILED,
+        causes=("positive-control-failed",),
+    ),
+    Row(
+        "leak by an attack that ran out of budget",
+        [attack(0.8, state="stopped")],
+        "leaks",
+        1,
+        "ssim 0.8000",
+        causes=("attack-stopped",),
+    ),
+    Row(
+        "leak by an attack that failed afterwards",
+        [attack(0.8, state="failed")],
+        "leaks",
+        1,
+        "ssim 0.8000",
+        causes=("attack-failed",),
+    ),
+    Row(
+        "leak by an optional attack",
+        [attack(0.2), attack(0.7, label="extra", required=False)],
+        "leaks",
+        1,
+        "by extra",
+    ),
+    Row(
+        "a diagnostic never decides",
+        [attack(0.1), attack(0.99, label="wiig", diagnostic=True)],
+        "no leak found",
+        0,
+        "ssim 0.1000 within",
+        strength="strong",
+    ),
+    # score → leak: limit and margin
+    Row(
+        "at the limit is not beyond",
+        [attack(0.5)],
+        "no leak found",
+        0,
+        "ssim 0.5000 within limit 0.5000",
+        strength="strong",
+    ),
+    Row("just beyond", [attack(0.5001)], "leaks", 1, "beyond"),
+    Row(
+        "beyond the limit, but as unrelated pairs are",
+        [attack(0.55)],
+        "no leak found",
+        0,
+        "within limit 0.6000",
+        strength="strong",
+        unrelated=pairs(0.5),
+    ),
+    Row("margin reached", [attack(0.6)], "leaks", 1, "0.6000", unrelated=pairs(0.5)),
+    Row(
+        "too few pairs: the limit alone decides",
+        [attack(0.55)],
+        "leaks",
+        1,
+        "limit 0.5000",
+        unrelated=pairs(0.5, n=19),
+        warnings=("too-few-pairs",),
+    ),
+    Row(
+        "no pairs at all",
+        [attack(0.55)],
+        "leaks",
+        1,
+        "limit 0.5000",
+        unrelated=[],
+        warnings=("too-few-pairs",),
+    ),
+    Row(
+        "unrelated images as alike as copies: nothing can be said",
+        [attack(0.99)],
+        "inconclusive",
+        3,
+        "unrelated images already reach ssim 0.950",
+        unrelated=pairs(0.95),
+        causes=("controls-too-alike",),
+    ),
+    # re-identification
+    Row(
+        "re-identification beyond 5 x chance",
+        [attack(*[0.1] * 20, more=rate(0.3))],
+        "leaks",
+        1,
+        "all images by closed_form: re_identification 0.3000 beyond limit 0.2500",
+        samples=20,
+    ),
+    Row(
+        "re-identification at 5 x chance",
+        [attack(*[0.1] * 20, more=rate(0.25))],
+        "no leak found",
+        0,
+        "ssim 0.1000",
+        strength="strong",
+        samples=20,
+    ),
+    Row(
+        "floor of .05 for large sets",
+        [attack(*[0.1] * 200, more=rate(0.06))],
+        "leaks",
+        1,
+        "limit 0.0500",
+        samples=200,
+    ),
+    Row(
+        "re-identification below 20 images only warns",
+        [attack(*[0.1] * 19, more=rate(1.0))],
+        "no leak found",
+        0,
+        "ssim",
+        strength="strong",
+        samples=19,
+        warnings=("few-images",),
+    ),
+    # 3. doubts
+    *(
+        Row(
+            f"required attack {state}",
+            [attack(0.1), attack(label="dia", state=state)],  # type: ignore[arg-type]
+            "inconclusive",
+            3,
+            "dia",
+            causes=(f"attack-{state}",),
+        )
+        for state in ("failed", "stopped", "missing")
+    ),
+    Row(
+        "optional attack failed",
+        [attack(0.1), attack(label="x", state="failed", required=False)],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+    ),
+    Row(
+        "only optional attacks ran",
+        [attack(0.1, required=False), attack(label="dia", **NOT_APPLICABLE)],
+        "inconclusive",
+        3,
+        "no attack that the verdict needs",
+        causes=("no-required-attack",),
+    ),
+    Row(
+        "skipped since something is exact",
+        [attack(0.1), attack(label="dia", state="skipped", skip="already exact")],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+    ),
+    Row(
+        "claims something is exact, but nothing is",
+        [
+            attack(0.1, state="plateau"),
+            attack(label="dia", state="skipped", skip="already exact"),
+        ],
+        "inconclusive",
+        3,
+        "dia was skipped",
+        causes=("attack-skipped",),
+    ),
+    Row(
+        "skipped without an allowed reason",
+        [attack(0.1), attack(label="dia", state="skipped", reason="too slow")],
+        "inconclusive",
+        3,
+        "too slow",
+        causes=("attack-skipped",),
+    ),
+    Row(
+        "superseded and not applicable are allowed",
+        [
+            attack(0.1),
+            attack(label="ig", state="skipped", skip="superseded"),
+            attack(label="lin", **NOT_APPLICABLE),
+        ],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+    ),
+    Row(
+        "control failed",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "the positive control failed: ssim 0.1",
+        control=FAILED,
+        causes=("positive-control-failed",),
+    ),
+    Row(
+        "no control",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "no positive control",
+        control=None,
+        causes=("no-positive-control",),
+    ),
+    Row(
+        "an image without a score is not cleared",
+        [attack(0.1, None)],
+        "inconclusive",
+        3,
+        "no value for 1 of 2",
+        samples=2,
+        causes=("unscored",),
+    ),
+    Row(
+        "a NaN is not a score",
+        [attack(0.1, float("nan"))],
+        "inconclusive",
+        3,
+        "no value for 1 of 2",
+        samples=2,
+        causes=("unscored",),
+    ),
+    Row(
+        "fewer scores than images",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "1 values for 2 images",
+        samples=2,
+        causes=("unscored",),
+    ),
+    Row(
+        "no score at all",
+        [attack()],
+        "inconclusive",
+        3,
+        "ssim of closed_form: not measured",
+        causes=("unscored",),
+    ),
+    Row(
+        "a limit given by hand must be measured",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "ms_ssim of closed_form: not measured",
+        policy=Policy().with_limit("ms_ssim", 0.4),
+        causes=("unscored",),
+    ),
+    # 4. strength
+    Row("converged", [attack(0.1, state="converged")], "no leak found", 0, "within",
+        strength="strong"),
+    Row("plateau", [attack(0.1, state="plateau")], "no leak found", 0, "within",
+        strength="weak"),
+    Row(
+        "plateau under a policy that requires strong",
+        [attack(0.1, state="plateau")],
+        "inconclusive",
+        3,
+        "requires strong",
+        policy=STRICT,
+        causes=("too-weak",),
+    ),
+    Row("exact under strict", [attack(0.1)], "no leak found", 0, "within",
+        strength="strong", policy=STRICT),
+    # policies
+    Row("a stricter limit", [attack(0.4)], "leaks", 1, "limit 0.3000",
+        policy=Policy().with_limit("ssim", 0.3)),
+    Row(
+        "a limit that only warns",
+        [attack(0.9)],
+        "no leak found",
+        0,
+        "no leak found | exit 0",
+        strength="strong",
+        policy=policy(ssim=Limit(limit=0.5, level="warn")),
+        warnings=("limit-warning",),
+    ),
+    Row(
+        "a metric switched off",
+        [attack(0.9)],
+        "no leak found",
+        0,
+        "no leak found | exit 0",
+        strength="strong",
+        policy=policy(ssim=Limit(limit=0.5, level="off")),
+    ),
+    Row(
+        "the mean may be chosen",
+        [attack(0.1, 0.8)],
+        "no leak found",
+        0,
+        "all images by closed_form: ssim 0.4500",
+        strength="strong",
+        samples=2,
+        policy=policy(ssim=Limit(limit=0.5, over="mean")),
+    ),
+    Row(
+        "p95 of few images is the worst",
+        [attack(0.1, 0.8)],
+        "leaks",
+        1,
+        "ssim 0.8000",
+        samples=2,
+        policy=policy(ssim=Limit(limit=0.5, over="p95")),
+    ),
+    Row(
+        "p95 of forty drops the worst two",
+        [attack(*[0.9, 0.8], *[0.1] * 38)],
+        "no leak found",
+        0,
+        "ssim 0.1000",
+        strength="strong",
+        samples=40,
+        policy=policy(ssim=Limit(limit=0.5, over="p95")),
+    ),
+    Row(
+        "distances leak when small",
+        [attack(0.1, more={"mse": [Score(value=0.001)]})],
+        "leaks",
+        1,
+        "mse 0.0010 beyond limit 0.0100",
+        policy=policy(mse=Limit(limit=0.01, lower_is_leakier=True)),
+    ),
+    Row(
+        "a large distance is harmless",
+        [attack(0.1, more={"mse": [Score(value=0.2)]})],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+        policy=policy(mse=Limit(limit=0.01, lower_is_leakier=True)),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
+def test_verdict(row: Row) -> None:
+    evidence = Evidence(
+        samples=row.samples,
+        attacks=row.attacks,
+        positive_control=row.control,
+        unrelated=row.unrelated,
+    )
+    verdict = judge(evidence, row.policy)
+    assert verdict.word == row.word
+    assert verdict.exit_code == row.code
+    assert verdict.strength == row.strength
+    assert row.line in verdict.line
+    assert verdict.line.endswith(f"exit {row.code}")
+    assert tuple(c.code for c in verdict.causes) == row.causes
+    assert {*row.warnings} <= {w.code for w in verdict.warnings}
+    assert all(c.text and c.remedy for c in [*verdict.causes, *verdict.warnings])
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(ROWS) >= 30
+    assert len({r.name for r in ROWS}) == len(ROWS)
+
+
+def test_rule_of_three_only_where_no_leak_was_found() -> None:
+    clean = Evidence(
+        samples=30, attacks=[attack(*[0.1] * 30)], positive_control=PASSED
+    )
+    assert judge(clean, Policy()).leaking_share_upper_bound == pytest.approx(0.1)
+    leaky = clean.model_copy(update={"attacks": [attack(*[0.9] * 30)]})
+    assert judge(leaky, Policy()).leaking_share_upper_bound is None
+
+
+def test_margin_is_towards_the_limit() -> None:
+    worst = judge(
+        Evidence(samples=1, attacks=[attack(0.8)], positive_control=PASSED), Policy()
+    ).worst["ssim"]
+    assert worst.margin == pytest.approx(-0.3)
