@@ -1,0 +1,190 @@
+"""The only file that knows pixel ranges and normalisation.
+
+Images are float32 in [0, 1] everywhere outside the user's model.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privaudit.errors import ConfigError
+
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """From [0, 1] pixels to the model's input: ``(pixels - mean) / std``.
+
+    Attributes:
+        mean: Per channel, in [0, 1] units; None takes images as they are.
+        std: Per channel.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, mean: Any, std: Any) -> Normalisation:
+        """Check what a user gave.
+
+        Raises:
+            ConfigError: Only one of the two, other lengths, or a std of 0.
+        """
+        if mean is None and std is None:
+            return cls()
+        if mean is None or std is None:
+            missing = "mean" if mean is None else "std"
+            raise ConfigError(
+                f"Auditor.{missing}",
+                expected="mean and std together",
+                got=f"no {missing}",
+                hint="Pass both, or neither if the model takes pixels in [0, 1].",
+            )
+        means, stds = _floats(mean), _floats(std)
+        if len(means) != len(stds):
+            raise ConfigError(
+                "Auditor.std",
+                expected=f"{len(means)} values as in mean",
+                got=str(len(stds)),
+                hint="Give one value per channel in both.",
+            )
+        if any(not s > 0 for s in stds):
+            raise ConfigError(
+                "Auditor.std",
+                expected="positive values",
+                got=str(list(stds)),
+                hint="Give the standard deviation per channel in [0, 1] units.",
+            )
+        return cls(means, stds)
+
+    def check_channels(self, channels: int) -> None:
+        """Refuse a mean that would silently turn one channel into three.
+
+        Raises:
+            ConfigError: Another number of values than channels.
+        """
+        if self.mean is not None and len(self.mean) not in (1, channels):
+            raise ConfigError(
+                "Auditor.mean",
+                expected=f"1 or {channels} values for images of {channels} channel(s)",
+                got=str(len(self.mean)),
+                hint="Give one mean and one std per channel.",
+            )
+
+    def apply(self, pixels: Tensor) -> Tensor:
+        """Pixels in [0, 1] → model input, shape (batch, channels, height, width)."""
+        if self.mean is None or self.std is None:
+            return pixels
+        return (pixels - _column(self.mean, pixels)) / _column(self.std, pixels)
+
+    def invert(self, inputs: Tensor) -> Tensor:
+        """Model input → pixels."""
+        if self.mean is None or self.std is None:
+            return inputs
+        return inputs * _column(self.std, inputs) + _column(self.mean, inputs)
+
+    @property
+    def is_identity(self) -> bool:
+        """True for mean 0 and std 1, or none given."""
+        return self.mean is None or (
+            set(self.mean) == {0.0} and set(self.std or ()) == {1.0}
+        )
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    if isinstance(values, (int, float)):
+        return (float(values),)
+    return tuple(float(v) for v in values)
+
+
+def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)
+
+
+def to_unit(images: Tensor, value_range: tuple[float, float]) -> Tensor:
+    """Map images of a declared range to [0, 1].
+
+    Raises:
+        ConfigError: NaN, or values that do not fit the declared range.
+    """
+    low, high = value_range
+    data = images.detach().float()
+    refuse_nan(data)
+    if data.numel() and (data.min() < low - 1e-3 or data.max() > high + 1e-3):
+        raise _range_error(data, value_range)
+    if high > 1.0 and data.numel() and data.max() <= 1.0 and data.max() > 0:
+        raise _range_error(data, value_range)
+    return ((data - low) / (high - low)).clamp(0, 1)
+
+
+def _range_error(data: Tensor, value_range: tuple[float, float]) -> ConfigError:
+    low, high = value_range
+    return ConfigError(
+        "images",
+        expected=f"values over the range {low:g} to {high:g}",
+        got=f"range {high:g} but min {float(data.min()):.2f}, max {float(data.max()):.2f}",
+        hint="Declare the range that the data really has.",
+    )
+
+
+def refuse_nan(images: Tensor) -> None:
+    """Refuse images with NaN or infinite values, naming the first."""
+    bad = (~images.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise ConfigError(
+            f"image {bad[0]}",
+            expected="finite values",
+            got="NaN or infinity" + (f" (also in {len(bad) - 1} more)" if bad[1:] else ""),
+            hint="Mend or leave out this image.",
+        )
+
+
+def to_pixels(
+    images: Tensor, normalisation: Normalisation
+) -> tuple[Tensor, Normalisation, list[str]]:
+    """Pixels in [0, 1]; images that are already normalised are mapped back."""
+    low, high = float(images.min()), float(images.max())
+    if low >= -_TOLERANCE and high <= 1 + _TOLERANCE:
+        return images.clamp(0, 1), normalisation, []
+    if normalisation.mean is None:
+        raise _looks_normalised(low, high)
+    pixels = normalisation.invert(images)
+    if pixels.min() >= -1e-2 and pixels.max() <= 1 + 1e-2:
+        note = "images were given normalised; mapped back to pixels with mean and std"
+        return pixels.clamp(0, 1), normalisation, [note]
+    if not normalisation.is_identity:
+        raise _looks_normalised(float(pixels.min()), float(pixels.max()))
+    # mean 0 and std 1 on purpose: the data's own range becomes the pixel range.
+    span = high - low
+    stated = Normalisation((-low / span,), (1 / span,))
+    note = f"images have the range [{low:.3g}, {high:.3g}]; scored as if that were [0, 1]"
+    return ((images - low) / span).clamp(0, 1), stated, [note]
+
+
+def _looks_normalised(low: float, high: float) -> ConfigError:
+    return ConfigError(
+        "images",
+        expected="pixels in [0, 1]",
+        got=f"input range [{low:.1f}, {high:.1f}] looks normalised",
+        hint="Pass mean= and std= (or mean=0, std=1 on purpose).",
+    )
+
+
+def to_png(image: Tensor) -> bytes:
+    """One image (channels, height, width) in [0, 1] as a PNG, rounded for show.
+
+    Channels beyond three are left out of the picture; two are shown as grey.
+    """
+    from PIL import Image
+
+    array = (image.detach().cpu().clamp(0, 1) * 255).round().byte()
+    shown = array[:3] if len(array) >= 3 else array[:1].expand(3, -1, -1)
+    buffer = io.BytesIO()
+    Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,50 @@
+"""What every attack is: observation in, reconstruction out, the truth never seen."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from privaudit._plugin import Plugin
+from privaudit.config import Budget
+
+if TYPE_CHECKING:
+    import torch
+
+    from privaudit.types import Observation, Reconstruction, Target
+
+
+class Attack(Plugin):
+    """Base of all attacks. A subclass implements :meth:`run` and states its facts."""
+
+    title: ClassVar[str]
+    """For readers of the report."""
+    source: ClassVar[str]
+    """Paper, as "Surname year"."""
+    diagnostic: ClassVar[bool] = False
+    """True when it is given what a real attacker lacks; it then never decides."""
+    required: ClassVar[bool] = True
+    """True when a verdict of "no leak found" needs it wherever it applies."""
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> Attack:
+        """An instance that contract tests can run in a second."""
+
+    @abstractmethod
+    def run(
+        self,
+        target: Target,
+        observation: Observation,
+        *,
+        budget: Budget,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        """Reconstruct what the client held.
+
+        Args:
+            target: Model, exposure and what the attacker knows; never the truth.
+            observation: What the client sent.
+            budget: Seconds, iterations, restarts still to be spent.
+            generator: Source of all randomness, on the CPU.
+        """

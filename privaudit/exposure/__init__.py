@@ -1,0 +1,9 @@
+"""2 what the attacker sees: the gradient of a client's step."""
+
+from privaudit.exposure.conditions import audit_conditions as audit_conditions
+from privaudit.exposure.conditions import changes as changes
+from privaudit.exposure.gradient import ClientStep as ClientStep
+from privaudit.exposure.gradient import GradientExposure as GradientExposure
+from privaudit.exposure.gradient import relative_error as relative_error
+from privaudit.exposure.gradient import shared_parameters as shared_parameters
+from privaudit.exposure.unwrap import unwrap as unwrap

@@ -1,0 +1,284 @@
+"""The gradient exposure: a server sees what one client's training step shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privaudit._guard import kept_buffers
+from privaudit._pixels import Normalisation
+from privaudit.errors import UnsupportedModelError
+from privaudit.exposure import output
+from privaudit.exposure.conditions import audit_conditions
+from privaudit.exposure.diagnose import explain_step_failure
+from privaudit.tape import Recorder, Tape, readable
+from privaudit.tape.recorder import Observer
+from privaudit.types import Batch, Mode, Observation
+
+Loss = Callable[[Any, Tensor], Tensor]
+TrainingStep = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientStep:
+    """One step as the client knows it. Attackers get ``observation`` only.
+
+    Attributes:
+        observation: What is sent.
+        tape: The masks and noise that the client drew.
+        logits: (batch, classes), detached; None when a training step hides them.
+        loss: Value of the training loss.
+    """
+
+    observation: Observation
+    tape: Tape
+    logits: Tensor | None
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class GradientExposure:
+    """Makes the client's gradient, and recomputes it for any guess.
+
+    Attributes:
+        normalisation: From [0, 1] pixels to what the model takes.
+        loss: (output, labels) → scalar; None is cross-entropy on the logits.
+        training_step: (model, inputs, labels) → scalar; replaces forward and loss.
+        mode: ``train`` puts every module into train mode for the step.
+        keyword: Name of the input for models that take it by keyword only.
+    """
+
+    normalisation: Normalisation
+    loss: Loss | None = None
+    training_step: TrainingStep | None = None
+    mode: Mode = "train"
+    keyword: str | None = None
+
+    @property
+    def is_classification(self) -> bool:
+        """True for the default loss, where labels are class ids."""
+        return self.loss is None and self.training_step is None
+
+    def observe(self, model: nn.Module, batch: Batch, *, seed: int) -> ClientStep:
+        """Make the client's step on ``batch`` and record everything it draws.
+
+        The step draws from torch's global generator, as training does; that is
+        seeded inside a fork and put back.
+
+        Raises:
+            UnsupportedModelError: The step fails, or its gradient is not finite.
+        """
+        recorder = Recorder(model)
+        try:
+            with torch.random.fork_rng(), self._ready(model):
+                torch.manual_seed(seed)
+                loss, logits = self._loss(model, batch, recorder)
+                gradients = self._gradients(model, loss)
+        except RuntimeError as error:
+            raise explain_step_failure(error, model, self._plain(model, batch)) from error
+        except ValueError as error:
+            raise explain_step_failure(error, model, None) from error
+        _require_finite(gradients)
+        shape = tuple(batch.images.shape[1:])
+        observation = Observation(gradients, len(batch), (shape[0], shape[1], shape[2]))
+        logits = None if logits is None else logits.detach()
+        return ClientStep(observation, recorder.tape, logits, float(loss.detach()))
+
+    def gradient(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        *,
+        tape: Tape | None = None,
+        names: frozenset[str] | None = None,
+        create_graph: bool = False,
+    ) -> dict[str, Tensor]:
+        """The gradient of a guess, under given masks or, without, with none dropped.
+
+        Args:
+            model: The model.
+            batch: The guess.
+            tape: Masks to put in place; None: nothing is dropped.
+            names: Only these parameters; None: all shared ones.
+            create_graph: True keeps the graph for a second derivative.
+        """
+        recorder = Recorder(model, tape, off=tape is None)
+        with self._ready(model):
+            loss, _ = self._loss(model, batch, recorder)
+            return self._gradients(model, loss, names=names, create_graph=create_graph)
+
+    def trace(
+        self, model: nn.Module, batch: Batch, observer: Observer
+    ) -> tuple[Tensor, Tensor | None, Tape]:
+        """One step with nothing dropped, every call shown to ``observer``.
+
+        Returns:
+            The loss and the logits (None where hidden), both with their graph, and
+            the draws that the step would make, without values.
+        """
+        recorder = Recorder(model, off=True, observer=observer)
+        with self._ready(model):
+            loss, logits = self._loss(model, batch, recorder)
+        return loss, logits, recorder.tape
+
+    def replay(self, model: nn.Module, batch: Batch, tape: Tape) -> Tensor | None:
+        """The logits of ``batch`` under recorded masks."""
+        with self._ready(model), torch.no_grad():
+            _, logits = self._loss(model, batch, Recorder(model, tape))
+        return logits
+
+    def census(self, model: nn.Module, images: Tensor, *, train: bool) -> tuple[Any, Tape]:
+        """Run the model once as it is, and record everything random."""
+        recorder = Recorder(model)
+        with self._ready(model, train=train), recorder, torch.no_grad():
+            result = output.call(model, self.normalisation.apply(images), self.keyword)
+        return result, recorder.tape
+
+    def logits(self, model: nn.Module, result: Any) -> Tensor:
+        """The logits in a model's output."""
+        return output.logits(result, type(model).__name__)
+
+    @contextmanager
+    def _ready(self, model: nn.Module, *, train: bool = True) -> Iterator[None]:
+        """Modes as in the client's step, buffers kept, second derivatives possible."""
+        modes = [(m, m.training) for m in model.modules()]
+        try:
+            if not train:
+                model.eval()
+            elif self.mode == "train" and self.training_step is None:
+                model.train()
+            with kept_buffers(model), audit_conditions(model), torch.enable_grad():
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def _loss(
+        self, model: nn.Module, batch: Batch, recorder: Recorder
+    ) -> tuple[Tensor, Tensor | None]:
+        inputs = self.normalisation.apply(batch.images)
+        if self.training_step is not None:
+            with recorder:
+                loss = self.training_step(model, inputs, batch.labels)
+            return _require_scalar(loss, "training_step"), None
+        with recorder:
+            result = output.call(model, inputs, self.keyword)
+        if self.loss is not None:
+            return _require_scalar(self.loss(result, _labels(batch)), "loss"), None
+        logits = self.logits(model, result)
+        return F.cross_entropy(logits, _labels(batch)), logits
+
+    def _gradients(
+        self,
+        model: nn.Module,
+        loss: Tensor,
+        *,
+        names: frozenset[str] | None = None,
+        create_graph: bool = False,
+    ) -> dict[str, Tensor]:
+        shared = shared_parameters(model)
+        wanted = {n: p for n, p in shared.items() if names is None or n in names}
+        values = torch.autograd.grad(
+            loss, list(wanted.values()), create_graph=create_graph, allow_unused=True
+        )
+        found = zip(wanted, values, strict=True)
+        return {n: (v if create_graph else v.detach()) for n, v in found if v is not None}
+
+    def _plain(self, model: nn.Module, batch: Batch) -> Callable[[], None]:
+        """The same step as ordinary training makes it: no tape, no cures."""
+
+        def step() -> None:
+            with kept_buffers(model), torch.random.fork_rng():
+                inputs = self.normalisation.apply(batch.images)
+                if self.training_step is not None:
+                    loss = self.training_step(model, inputs, batch.labels)
+                else:
+                    if self.mode == "train":
+                        model.train()
+                    result = output.call(model, inputs, self.keyword)
+                    loss = (
+                        self.loss(result, _labels(batch))
+                        if self.loss is not None
+                        else F.cross_entropy(self.logits(model, result), _labels(batch))
+                    )
+                torch.autograd.grad(
+                    loss, list(shared_parameters(model).values()), allow_unused=True
+                )
+
+        return step
+
+
+def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by the user's names; a tied one is listed once.
+
+    Raises:
+        UnsupportedModelError: There is none.
+    """
+    shared = {readable(n): p for n, p in model.named_parameters() if p.requires_grad}
+    if not shared:
+        raise UnsupportedModelError(
+            type(model).__name__,
+            expected="at least one trainable parameter",
+            got="none: every parameter is frozen",
+            hint="No trainable parameter; nothing is shared; no gradient attack is "
+            "possible. Set requires_grad on what the client trains.",
+        )
+    return shared
+
+
+def relative_error(
+    guess: Mapping[str, Tensor], observed: Mapping[str, Tensor]
+) -> float:
+    """‖guess − observed‖ / ‖observed‖ over all tensors of ``observed``, in float64."""
+    apart = total = 0.0
+    for name, value in observed.items():
+        value = value.double()
+        other = guess.get(name)
+        other = torch.zeros_like(value) if other is None else other.double()
+        apart += float((other - value).square().sum())
+        total += float(value.square().sum())
+    if total == 0.0:
+        return 0.0 if apart == 0.0 else float("inf")
+    return float((apart / total) ** 0.5)
+
+
+def _labels(batch: Batch) -> Tensor:
+    if batch.labels is None:
+        raise UnsupportedModelError(
+            "sample",
+            expected="labels for the loss",
+            got="none",
+            hint="Pass (images, labels).",
+        )
+    return batch.labels
+
+
+def _require_scalar(loss: Any, where: str) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise UnsupportedModelError(
+        f"Auditor.{where}",
+        expected="a scalar tensor",
+        got=got,
+        hint='Reduce it, for example with reduction="mean".',
+    )
+
+
+def _require_finite(gradients: Mapping[str, Tensor]) -> None:
+    for name, value in gradients.items():
+        bad = int((~value.isfinite()).sum())
+        if bad:
+            raise UnsupportedModelError(
+                name,
+                expected="a finite gradient",
+                got=f"{bad} of {value.numel()} values NaN or infinite",
+                hint="The client's step would be skipped or break training: mend the "
+                "layer, the input or the loss scale before auditing.",
+            )

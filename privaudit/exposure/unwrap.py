@@ -1,0 +1,88 @@
+"""From what a training script holds to the module whose gradient a client shares."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from privaudit.errors import UnsupportedModelError
+from privaudit.inventory.records import Finding
+
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+def unwrap(model: object) -> tuple[nn.Module, list[Finding]]:
+    """Take compile and data-parallel wrappers off, with a note for each.
+
+    Raises:
+        UnsupportedModelError: Not an ``nn.Module``, a ScriptModule, or shards.
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            "Auditor.model",
+            expected="an nn.Module",
+            got=type(model).__name__,
+            hint="Pass the module itself, not its class or its state_dict.",
+        )
+    findings: list[Finding] = []
+    while True:
+        _refuse(model)
+        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod
+            findings.append(_compiled())
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            findings.append(_parallel(type(model).__name__))
+            model = model.module
+        else:
+            return model, findings
+
+
+def _refuse(model: nn.Module) -> None:
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModelError(
+            "Auditor.model",
+            expected="a Python nn.Module",
+            got="a ScriptModule",
+            hint="Pass the Python module that was scripted.",
+        )
+    for name, module in model.named_modules():
+        classes = {c.__name__ for c in type(module).__mro__}
+        if classes & set(_SHARDED):
+            raise _sharded(name or type(model).__name__)
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ in ("DTensor", "ShardedTensor", "FlatParameter"):
+            raise _sharded(name)
+
+
+def _sharded(where: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        where,
+        expected="whole parameters",
+        got="parameters that are shards (FSDP)",
+        hint="Gather them first, for example by loading a full state_dict into the "
+        "plain module.",
+    )
+
+
+def _compiled() -> Finding:
+    return Finding(
+        code="compiled",
+        severity="info",
+        where="torch.compile",
+        title="Audited without torch.compile",
+        text="A compiled graph has no second derivative, so the original module was "
+        "audited. Compiled training may draw other dropout masks than eager "
+        "training for the same seed.",
+    )
+
+
+def _parallel(name: str) -> Finding:
+    return Finding(
+        code="data-parallel",
+        severity="info",
+        where=name,
+        title=f"Audited the local module of {name}",
+        text="Averaging the gradient over ranks would reduce the leak and is not "
+        "modelled: what is audited is the gradient of one client.",
+    )

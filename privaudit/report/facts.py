@@ -1,0 +1,145 @@
+"""What the sections ask a record: who decides, what is worst, under which limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from privaudit.report import phrases
+from privaudit.result import AttackRecord, AuditRecord, SampleRecord
+
+if TYPE_CHECKING:
+    from privaudit.verdict import Score, Verdict, Worst
+
+
+@dataclass(frozen=True)
+class Leakiest:
+    """The closest reconstruction of one image."""
+
+    position: int
+    sample: SampleRecord
+    attack: AttackRecord | None
+    value: float | None
+    beyond: bool
+
+
+def headline_worst(verdict: Verdict) -> Worst | None:
+    """The value of the final line: a leak if there is one, SSIM before others."""
+    pool = {w.metric: verdict.worst[w.metric] for w in verdict.leaks} or verdict.worst
+    return pool.get("ssim") or next(iter(pool.values()), None)
+
+
+def deciding(record: AuditRecord) -> list[AttackRecord]:
+    """The attacks that count: those that only used what an attacker has."""
+    return [a for a in record.attacks if not a.evidence.diagnostic]
+
+
+def main_metric(record: AuditRecord) -> str:
+    """The metric that orders images: SSIM, or the one that the verdict rests on."""
+    measured = {m for a in deciding(record) for m in a.evidence.scores}
+    worst = headline_worst(record.verdict)
+    if "ssim" in measured or worst is None:
+        return "ssim"
+    return worst.metric
+
+
+def limit_in_force(record: AuditRecord, metric: str) -> float | None:
+    """The limit of ``metric``, the distance from unrelated pairs included."""
+    worst = record.verdict.worst.get(metric)
+    if worst is not None:
+        return worst.limit
+    limit = record.config.policy.limits.get(metric)
+    return None if limit is None or limit.level == "off" else limit.limit
+
+
+def lower_is_leakier(record: AuditRecord, metric: str) -> bool:
+    """True for distances, as the policy says."""
+    limit = record.config.policy.limits.get(metric)
+    return limit is not None and limit.lower_is_leakier
+
+
+def score(
+    record: AuditRecord, attack: AttackRecord, metric: str, position: int
+) -> Score | None:
+    """One value of one image; None for metrics of the whole set."""
+    scores = attack.evidence.scores.get(metric, [])
+    whole_set = len(scores) != len(record.samples) or metric == "re_identification"
+    return None if whole_set else scores[position]
+
+
+def per_image_metrics(record: AuditRecord) -> list[str]:
+    """Metrics that have one value per image, in the order they were measured."""
+    names = {
+        m: None
+        for a in deciding(record)
+        for m in a.evidence.scores
+        if record.samples and score(record, a, m, 0) is not None
+    }
+    return list(names)
+
+
+def leakiest(record: AuditRecord) -> list[Leakiest]:
+    """Per image its closest reconstruction, the worst image first."""
+    metric = main_metric(record)
+    sign = -1.0 if lower_is_leakier(record, metric) else 1.0
+    found = [_leakiest_of(record, i, metric, sign) for i in range(len(record.samples))]
+    lowest = float("-inf")
+    return sorted(
+        found, key=lambda f: lowest if f.value is None else sign * f.value, reverse=True
+    )
+
+
+def _leakiest_of(
+    record: AuditRecord, position: int, metric: str, sign: float
+) -> Leakiest:
+    sample = record.samples[position]
+    values = list(_values(record, position, metric))
+    if not values:
+        return Leakiest(position, sample, _any_picture(record, position), None, False)
+    value, attack = max(values, key=lambda pair: sign * pair[0])
+    limit = limit_in_force(record, metric)
+    beyond = limit is not None and sign * value > sign * limit
+    return Leakiest(position, sample, attack, value, beyond)
+
+
+def _values(
+    record: AuditRecord, position: int, metric: str
+) -> Iterator[tuple[float, AttackRecord]]:
+    for attack in deciding(record):
+        found = score(record, attack, metric, position)
+        if found is not None and found.value is not None and found.value == found.value:
+            yield found.value, attack
+
+
+def _any_picture(record: AuditRecord, position: int) -> AttackRecord | None:
+    for attack in deciding(record):
+        if position < len(attack.images) and attack.images[position] is not None:
+            return attack
+    return None
+
+
+def image_name(names: list[str | None], position: int) -> str | None:
+    """The name at ``position``; None where the list is shorter."""
+    return names[position] if position < len(names) else None
+
+
+def what(sample: SampleRecord) -> str:
+    """How an image is called in running text."""
+    return (
+        f"image {sample.index} ({sample.name})"
+        if sample.name
+        else (f"image {sample.index}")
+    )
+
+
+def scope(record: AuditRecord) -> str:
+    """The threat model in one line, to stand beside every number."""
+    model = record.threat_model
+    labels = {"known": "labels given to the attacker", "inferred": "labels inferred"}
+    parts = [
+        phrases.sentence(model.attacker).rstrip("."),
+        f"sees {model.exposure}",
+        labels[record.config.knowledge.labels],
+    ]
+    return " · ".join(part for part in parts if part)

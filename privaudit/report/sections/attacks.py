@@ -1,0 +1,212 @@
+"""Per attack: how it ended, what it cost, what it scored, which forms applied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from privaudit.report import facts, phrases
+from privaudit.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Details,
+    Fact,
+    Heading,
+    KeyValues,
+    Paragraph,
+    Section,
+    Table,
+    Tone,
+    table,
+)
+from privaudit.report.maker import section
+from privaudit.report.pictures import Pictures
+from privaudit.result import AttackRecord, AuditRecord
+
+_TONES: dict[str, Tone] = {
+    "exact": "critical",
+    "converged": "info",
+    "failed": "warning",
+    "stopped": "warning",
+    "missing": "warning",
+}
+
+
+@section(order=70)
+def attacks_run(record: AuditRecord, _: Pictures) -> Section | None:
+    """One overview, then each attack with its scores, forms and settings."""
+    if not record.attacks:
+        return None
+    blocks: list[Block] = [_overview(record.attacks), _words(record.attacks)]
+    for attack in record.attacks:
+        blocks += _one(attack)
+    return Section(
+        "attacks",
+        "Attacks",
+        tuple(blocks),
+        "All attacks of this audit, those that did not run included.",
+        facts.scope(record),
+    )
+
+
+def _overview(attacks: list[AttackRecord]) -> Table:
+    columns = (
+        Column("Attack", mono=True),
+        Column("State"),
+        Column("Needed for the verdict"),
+        Column("Time", numeric=True),
+        Column("Iterations", numeric=True),
+        Column("Restarts", numeric=True),
+        Column("Residual", numeric=True),
+    )
+    return table("How each attack ended", columns, [_overview_row(a) for a in attacks])
+
+
+def _overview_row(attack: AttackRecord) -> tuple[Cell | str, ...]:
+    evidence = attack.evidence
+    needed = "yes" if evidence.required else "no"
+    if evidence.diagnostic:
+        needed = "no: diagnostic, uses what no attacker has"
+    reason = ": ".join(part for part in (evidence.skip, evidence.reason) if part)
+    state = Cell(evidence.state, _TONES.get(evidence.state, "plain"), reason)
+    cost: tuple[str, ...] = (phrases.DASH,) * 3
+    if _ran(attack):
+        steps = (f"{attack.iterations:,}", f"{attack.restarts:,}")
+        cost = (phrases.seconds(attack.seconds), *steps)
+    return (evidence.label, state, needed, *cost, _residual(attack))
+
+
+def _ran(attack: AttackRecord) -> bool:
+    return attack.evidence.state not in ("skipped", "missing")
+
+
+def _residual(attack: AttackRecord) -> str:
+    known = [o.residual for o in attack.outcomes if o.residual is not None]
+    if not known:
+        return phrases.DASH
+    low, high = phrases.number(min(known)), phrases.number(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _words(attacks: list[AttackRecord]) -> Bullets:
+    seen = dict.fromkeys(a.evidence.state for a in attacks)
+    items = tuple(f"{state.capitalize()}: {phrases.STATES[state]}." for state in seen)
+    return Bullets(items, "What the states mean")
+
+
+def _one(attack: AttackRecord) -> list[Block]:
+    blocks: list[Block] = [Heading(attack.title, attack.evidence.label)]
+    if attack.summary:
+        blocks.append(Paragraph(phrases.sentence(attack.summary)))
+    if _ran(attack):
+        blocks.append(KeyValues(_facts(attack)))
+    else:
+        blocks.append(Paragraph(_why_not(attack)))
+    if attack.evidence.scores:
+        blocks.append(_scores(attack))
+    forms = _forms(attack)
+    if forms is not None:
+        blocks.append(forms)
+    settings = _settings(attack)
+    if settings is not None:
+        blocks.append(Details("All settings of this attack", (settings,)))
+    return blocks
+
+
+def _why_not(attack: AttackRecord) -> str:
+    evidence = attack.evidence
+    reason = evidence.reason or evidence.skip or "no reason given"
+    return phrases.sentence(f"not run: {reason}")
+
+
+def _facts(attack: AttackRecord) -> tuple[Fact, ...]:
+    outcomes = attack.outcomes
+    candidates = (
+        ("Per image", _counts(o.state for o in outcomes)),
+        ("Recovered by", _counts(o.form for o in outcomes if o.form)),
+        ("Remarks", _counts(o.note for o in outcomes if o.note)),
+        ("Matching loss", _losses(attack)),
+        ("Defense in place", attack.defense or ""),
+        ("Countermeasures", ", ".join(attack.countermeasures)),
+        ("Ran on", f"{attack.device}, seed {attack.seed}"),
+        ("Settings given", _given(attack)),
+    )
+    return tuple(Fact(name, value) for name, value in candidates if value)
+
+
+def _counts(words: Iterable[str]) -> str:
+    return ", ".join(f"{word} × {n:,}" for word, n in Counter(words).most_common())
+
+
+def _losses(attack: AttackRecord) -> str:
+    named = (
+        ("start", attack.loss_start),
+        ("final", attack.loss_final),
+        ("at the truth", attack.loss_truth),
+    )
+    return ", ".join(f"{n} {phrases.number(v)}" for n, v in named if v is not None)
+
+
+def _given(attack: AttackRecord) -> str:
+    given = attack.settings_given
+    return ", ".join(f"{k} = {phrases.setting(v)}" for k, v in given.items()) or "none"
+
+
+def _scores(attack: AttackRecord) -> Table:
+    columns = (
+        Column("Metric"),
+        Column("Values", numeric=True),
+        Column("Smallest", numeric=True),
+        Column("Mean", numeric=True),
+        Column("Largest", numeric=True),
+        Column("Identical pictures", numeric=True),
+        Column("Without a value", numeric=True),
+    )
+    rows = []
+    for metric, scores in attack.evidence.scores.items():
+        values = [s.value for s in scores if s.value is not None]
+        same = sum(s.note == "identical" for s in scores)
+        empty = sum(s.value is None and s.note != "identical" for s in scores)
+        mean = sum(values) / len(values) if values else None
+        ends = (min(values), max(values)) if values else (None, None)
+        numbers = [phrases.number(v) for v in (ends[0], mean, ends[1])]
+        rows.append(
+            (phrases.metric(metric), f"{len(scores)}", *numbers, f"{same}", f"{empty}")
+        )
+    return table(f"Scores of {attack.evidence.label}", columns, rows)
+
+
+def _forms(attack: AttackRecord) -> Table | None:
+    """Per form how often it applied, and the reasons why not, equal ones counted."""
+    notes = [note for outcome in attack.outcomes for note in outcome.forms]
+    if not notes:
+        return None
+    rows = []
+    for form in dict.fromkeys(note.form for note in notes):
+        mine = [note for note in notes if note.form == form]
+        applied = sum(note.applied for note in mine)
+        reasons = Counter(
+            note.reason or "no reason given" for note in mine if not note.applied
+        )
+        why = "; ".join(f"{reason} (× {n:,})" for reason, n in reasons.most_common())
+        rows.append((form, f"{applied:,} of {len(mine):,}", why or phrases.DASH))
+    columns = (Column("Form"), Column("Applied", numeric=True), Column("Why not"))
+    return table(f"Forms of {attack.evidence.label}", columns, rows)
+
+
+def _settings(attack: AttackRecord) -> Table | None:
+    if not attack.settings:
+        return None
+    given = attack.settings_given
+    rows = [
+        (name, phrases.setting(value), "given" if name in given else "default")
+        for name, value in attack.settings.items()
+    ]
+    columns = (
+        Column("Setting", mono=True),
+        Column("Value", mono=True),
+        Column("Source"),
+    )
+    return table(f"Settings of {attack.evidence.label}", columns, rows)

@@ -1,0 +1,123 @@
+"""What passes from stage to stage. Frozen dataclasses that hold tensors.
+
+Images are float32 in [0, 1] with shape (batch, channels, height, width) everywhere
+outside the user's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from privaudit.verdict import AttackState
+
+if TYPE_CHECKING:
+    from privaudit.exposure import GradientExposure
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a client holds. Only exposures and metrics ever see it.
+
+    Attributes:
+        images: (batch, channels, height, width) in [0, 1].
+        labels: (batch,) class ids, or whatever the user's loss takes; None when the
+            user's training step needs none.
+    """
+
+    images: Tensor
+    labels: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def select(self, rows: slice) -> Batch:
+        """The samples of ``rows``."""
+        labels = self.labels
+        return Batch(self.images[rows], None if labels is None else labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the attacker sees of one client's step.
+
+    Attributes:
+        gradients: Gradient per shared parameter, by the user's own names. A
+            parameter that took no part in the forward pass is absent.
+        batch_size: How many images the step used.
+        image_shape: (channels, height, width) that the model takes.
+    """
+
+    gradients: Mapping[str, Tensor]
+    batch_size: int
+    image_shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class AttackerKnowledge:
+    """What the attacker was given beside model and observation.
+
+    Attributes:
+        labels: (batch,), or None when they are to be inferred.
+    """
+
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Whom the attack is against: the model, how it is exposed, what is known.
+
+    Attributes:
+        model: The model with its weights.
+        exposure: How a gradient is made and recomputed; holds no private data.
+        knowledge: What else the attacker was given.
+        memory: What attacks found out about the model with images of their own,
+            shared between the clients of one audit.
+    """
+
+    model: nn.Module
+    exposure: GradientExposure
+    knowledge: AttackerKnowledge
+    memory: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FormOutcome:
+    """One form of an attack: whether it applied, and why or why not."""
+
+    form: str
+    applied: bool
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """What an attack made of one observation.
+
+    Attributes:
+        images: (batch, channels, height, width) in [0, 1]; None when the attack
+            does not apply.
+        state: How it ended for this observation.
+        reason: Why, where the state needs a reason.
+        form: The form that recovered the images.
+        residual: Relative error of the recomputed part of the observation.
+        forms: Every form with the reason why it applied or not.
+        labels: Class ids that the attacker read off; None where it refused to.
+        notes: Facts for the reader, such as why labels were refused.
+    """
+
+    images: Tensor | None
+    state: AttackState
+    reason: str = ""
+    form: str = ""
+    residual: float | None = None
+    forms: Sequence[FormOutcome] = ()
+    labels: Tensor | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+Mode = Literal["train", "as_is"]

@@ -1,0 +1,1 @@
+"""Models that tests, examples and benchmarks share."""

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Pango draws the PDF report. Nothing else needs it, so its lack is never fatal.
+set -eu
+
+here=$(dirname "$0")
+
+has() {
+    PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q "$1"
+}
+
+if has libpango-1.0.so.0 && has libpangoft2-1.0.so.0 && has libharfbuzz-subset.so.0
+then
+    exit 0
+fi
+"$here/apt-install.sh" "Pango (for PDF reports; HTML works without)" \
+    libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0 || true
