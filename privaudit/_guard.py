@@ -90,7 +90,9 @@ class _ModuleState:
         }
         held = [*module._parameters.values(), *module._buffers.values()]
         held += [v for v in attributes.values() if isinstance(v, Tensor)]
-        tensors = [_TensorState.take(t) for t in held if _restorable(t)]
+        tensors = [
+            _TensorState.take(t) for t in held if t is not None and _restorable(t)
+        ]
         return cls(module, attributes, containers, tensors)
 
     def restore(self) -> None:
@@ -104,12 +106,8 @@ class _ModuleState:
             state.restore()
 
 
-def _restorable(tensor: Tensor | None) -> bool:
-    return (
-        tensor is not None
-        and not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
-        and tensor.device.type != "meta"
-    )
+def _restorable(tensor: Tensor) -> bool:
+    return not nn.parameter.is_lazy(tensor) and tensor.device.type != "meta"
 
 
 def _refill(container: Any, kept: Any) -> None:
@@ -162,8 +160,8 @@ def _take_world() -> list[Callable[[], object]]:
     if "numpy" in sys.modules:
         import numpy as np
 
-        numpy_state = np.random.get_state()  # noqa: NPY002 - the user's global state
-        undo.append(lambda: np.random.set_state(numpy_state))  # noqa: NPY002
+        numpy_state = np.random.get_state()
+        undo.append(lambda: np.random.set_state(numpy_state))
     for owner, name in _FLAGS:
         undo.append(_flag(owner, name))
     grad = torch.is_grad_enabled()

@@ -128,7 +128,8 @@ def _range_error(data: Tensor, value_range: tuple[float, float]) -> ConfigError:
     return ConfigError(
         "images",
         expected=f"values over the range {low:g} to {high:g}",
-        got=f"range {high:g} but min {float(data.min()):.2f}, max {float(data.max()):.2f}",
+        got=f"range {high:g} but min {float(data.min()):.2f}, "
+        f"max {float(data.max()):.2f}",
         hint="Declare the range that the data really has.",
     )
 
@@ -140,7 +141,8 @@ def refuse_nan(images: Tensor) -> None:
         raise ConfigError(
             f"image {bad[0]}",
             expected="finite values",
-            got="NaN or infinity" + (f" (also in {len(bad) - 1} more)" if bad[1:] else ""),
+            got="NaN or infinity"
+            + (f" (also in {len(bad) - 1} more)" if bad[1:] else ""),
             hint="Mend or leave out this image.",
         )
 
@@ -163,7 +165,9 @@ def to_pixels(
     # mean 0 and std 1 on purpose: the data's own range becomes the pixel range.
     span = high - low
     stated = Normalisation((-low / span,), (1 / span,))
-    note = f"images have the range [{low:.3g}, {high:.3g}]; scored as if that were [0, 1]"
+    note = (
+        f"images have the range [{low:.3g}, {high:.3g}]; scored as if that were [0, 1]"
+    )
     return ((images - low) / span).clamp(0, 1), stated, [note]
 
 

@@ -1,4 +1,4 @@
-"""How a family of plug-ins is declared and collected: the import list is the registry."""
+"""How a family of plug-ins is declared and collected: by its import list."""
 
 from __future__ import annotations
 

@@ -258,7 +258,9 @@ def _same_size(images: list[Tensor], names: list[str]) -> None:
 def _labels(labels: Any, count: int) -> Tensor | None:
     if labels is None:
         return None
-    tensor = labels.detach().clone() if isinstance(labels, Tensor) else torch.tensor(labels)
+    tensor = (
+        labels.detach().clone() if isinstance(labels, Tensor) else torch.tensor(labels)
+    )
     if tensor.dim() == 0:
         tensor = tensor[None]
     if len(tensor) != count:

@@ -201,14 +201,25 @@ class AuditRecord(Record):
 
     def evidence(self) -> Evidence:
         """What the judge gets to see of this record."""
-        control = self.positive_control
-        return Evidence(
-            samples=len(self.samples),
-            attacks=[a.evidence for a in self.attacks],
-            positive_control=control
-            and ControlEvidence(passed=control.passed, detail=control.detail),
-            unrelated=self.unrelated,
+        return gather_evidence(
+            len(self.samples), self.attacks, self.positive_control, self.unrelated
         )
+
+
+def gather_evidence(
+    samples: int,
+    attacks: list[AttackRecord],
+    control: PositiveControl | None,
+    unrelated: list[UnrelatedPairs],
+) -> Evidence:
+    """What the judge gets to see: scores, states and controls."""
+    return Evidence(
+        samples=samples,
+        attacks=[a.evidence for a in attacks],
+        positive_control=control
+        and ControlEvidence(passed=control.passed, detail=control.detail),
+        unrelated=unrelated,
+    )
 
 
 class ImageStore:

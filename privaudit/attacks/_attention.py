@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privaudit._autograd import partials
 from privaudit.attacks._forms import Attempt, no_gradient
 from privaudit.attacks._patches import fold, patches_of, token_gradient, unfold
 from privaudit.attacks._scene import Scene
@@ -83,9 +84,7 @@ def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
     )
     whole = scene.recomputed_error(image, None)
     reason = f"{parts.projections[0].path}: {count} patches from its row space"
-    return Attempt(
-        ATTENTION, True, reason, image, residual if whole is None else whole
-    )
+    return Attempt(ATTENTION, True, reason, image, residual if whole is None else whole)
 
 
 def _driver(matrix: Tensor) -> str:
@@ -94,10 +93,12 @@ def _driver(matrix: Tensor) -> str:
 
 def _projector_outside(gradient: Tensor, rank: int) -> Tensor:
     """Projection on what is orthogonal to the leading ``rank`` right vectors."""
+    vh: Tensor
     _, _, vh = torch.linalg.svd(gradient, full_matrices=False)
     inside = vh[:rank]
     eye = torch.eye(gradient.shape[1], dtype=gradient.dtype, device=gradient.device)
-    return eye - inside.T @ inside
+    outside: Tensor = eye - inside.T @ inside
+    return outside
 
 
 def _affine(scene: Scene, parts: _Parts) -> tuple[Tensor, Tensor]:
@@ -184,7 +185,5 @@ def _feeds(source: Tensor, result: Tensor) -> bool:
         return True
     if not (source.requires_grad and result.requires_grad):
         return False
-    (back,) = torch.autograd.grad(
-        result.sum(), source, retain_graph=True, allow_unused=True
-    )
+    (back,) = partials(result.sum(), [source])
     return back is not None

@@ -7,6 +7,7 @@ inverted by conjugate gradients, and no model needs to be recognised by its name
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -35,10 +36,8 @@ class InputMap:
         """The first call on a parameter, for ``images``."""
         tracer = Tracer(self.target.model, stop_after=1)
         batch = Batch(images, self.labels)
-        try:
+        with suppress(StopTrace):
             self.target.exposure.trace(self.target.model, batch, tracer)
-        except StopTrace:
-            pass
         return tracer.ops[0]
 
     def blank(self, value: float = 0.5) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privaudit._autograd import partials
 from privaudit.attacks._scene import Scene
 from privaudit.tape import DropSite, Op, Tape, same_data
 
@@ -84,14 +85,12 @@ def _producer(scene: Scene, site: DropSite) -> Op | None:
 
 
 def _elementwise(source: Tensor, result: Tensor) -> bool:
-    """True when each entry of ``result`` depends on its own entry of ``source`` only."""
+    """True when each entry of ``result`` depends on its own of ``source`` only."""
     if not result.requires_grad:
         return False
     probe = torch.zeros_like(result).flatten()
     probe[:: max(1, probe.numel() // 7)] = 1.0
-    (back,) = torch.autograd.grad(
-        result, source, probe.view_as(result), retain_graph=True, allow_unused=True
-    )
+    (back,) = partials(result, [source], probe.view_as(result))
     if back is None:
         return False
     outside = back.flatten()[probe == 0]

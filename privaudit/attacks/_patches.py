@@ -15,8 +15,10 @@ def patches_of(op: Op) -> bool:
     if op.kind == "linear":
         return op.input.dim() == 3 and op.input.shape[1] > 1
     simple = op.settings.get("groups", 1) == 1
-    return op.kind == "conv2d" and simple and not isinstance(
-        op.settings.get("padding", 0), str
+    return (
+        op.kind == "conv2d"
+        and simple
+        and not isinstance(op.settings.get("padding", 0), str)
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from privaudit._autograd import partials
 from privaudit.attacks._forms import EXACT, Attempt, no_gradient
 from privaudit.attacks._patches import fold, patches_of, token_gradient
 from privaudit.attacks._scene import Scene
@@ -96,12 +97,8 @@ def _locate(scene: Scene, first: Op) -> tuple[str, slice] | None:
     ]  # fmt: skip
     if not names:
         return None
-    out, *found = torch.autograd.grad(
-        structure.loss,
-        [first.output, *(parameters[n] for n in names)],
-        retain_graph=True,
-        allow_unused=True,
-    )
+    wanted = [first.output, *(parameters[n] for n in names)]
+    out, *found = partials(structure.loss, wanted)
     if out is None or not out.any():
         return None
     tokens = token_gradient(first, out)

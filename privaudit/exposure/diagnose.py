@@ -72,7 +72,7 @@ def _one_value(where: str, text: str) -> UnsupportedModelError:
         got=text,
         hint="Normalising one value is undefined. Either audit a batch of at least 2 "
         'images, or state that the client runs it in eval mode: client=Client(mode="'
-        'as_is") with the model\'s modes set as the client sets them.',
+        "as_is\") with the model's modes set as the client sets them.",
     )
 
 

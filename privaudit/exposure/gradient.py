@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privaudit._autograd import partials
 from privaudit._guard import kept_buffers
 from privaudit._pixels import Normalisation
 from privaudit.errors import UnsupportedModelError
@@ -52,6 +53,7 @@ class GradientExposure:
         training_step: (model, inputs, labels) → scalar; replaces forward and loss.
         mode: ``train`` puts every module into train mode for the step.
         keyword: Name of the input for models that take it by keyword only.
+        dropout: False switches all masks and noise off: the undefended model.
     """
 
     normalisation: Normalisation
@@ -59,6 +61,7 @@ class GradientExposure:
     training_step: TrainingStep | None = None
     mode: Mode = "train"
     keyword: str | None = None
+    dropout: bool = True
 
     @property
     def is_classification(self) -> bool:
@@ -71,17 +74,24 @@ class GradientExposure:
         The step draws from torch's global generator, as training does; that is
         seeded inside a fork and put back.
 
+        Args:
+            model: The client's model.
+            batch: What the client holds.
+            seed: Of the draws.
+
         Raises:
             UnsupportedModelError: The step fails, or its gradient is not finite.
         """
-        recorder = Recorder(model)
+        recorder = Recorder(model, off=not self.dropout)
         try:
             with torch.random.fork_rng(), self._ready(model):
                 torch.manual_seed(seed)
                 loss, logits = self._loss(model, batch, recorder)
                 gradients = self._gradients(model, loss)
         except RuntimeError as error:
-            raise explain_step_failure(error, model, self._plain(model, batch)) from error
+            raise explain_step_failure(
+                error, model, self._plain(model, batch)
+            ) from error
         except ValueError as error:
             raise explain_step_failure(error, model, None) from error
         _require_finite(gradients)
@@ -108,6 +118,7 @@ class GradientExposure:
             names: Only these parameters; None: all shared ones.
             create_graph: True keeps the graph for a second derivative.
         """
+        tape = tape if self.dropout else None
         recorder = Recorder(model, tape, off=tape is None)
         with self._ready(model):
             loss, _ = self._loss(model, batch, recorder)
@@ -125,7 +136,8 @@ class GradientExposure:
         recorder = Recorder(model, off=True, observer=observer)
         with self._ready(model):
             loss, logits = self._loss(model, batch, recorder)
-        return loss, logits, recorder.tape
+        tape = recorder.tape
+        return loss, logits, tape if self.dropout else tape.inactive()
 
     def replay(self, model: nn.Module, batch: Batch, tape: Tape) -> Tensor | None:
         """The logits of ``batch`` under recorded masks."""
@@ -133,7 +145,9 @@ class GradientExposure:
             _, logits = self._loss(model, batch, Recorder(model, tape))
         return logits
 
-    def census(self, model: nn.Module, images: Tensor, *, train: bool) -> tuple[Any, Tape]:
+    def census(
+        self, model: nn.Module, images: Tensor, *, train: bool
+    ) -> tuple[Any, Tape]:
         """Run the model once as it is, and record everything random."""
         recorder = Recorder(model)
         with self._ready(model, train=train), recorder, torch.no_grad():
@@ -184,11 +198,13 @@ class GradientExposure:
     ) -> dict[str, Tensor]:
         shared = shared_parameters(model)
         wanted = {n: p for n, p in shared.items() if names is None or n in names}
-        values = torch.autograd.grad(
-            loss, list(wanted.values()), create_graph=create_graph, allow_unused=True
+        values = partials(
+            loss, list(wanted.values()), create_graph=create_graph, keep=False
         )
         found = zip(wanted, values, strict=True)
-        return {n: (v if create_graph else v.detach()) for n, v in found if v is not None}
+        return {
+            n: (v if create_graph else v.detach()) for n, v in found if v is not None
+        }
 
     def _plain(self, model: nn.Module, batch: Batch) -> Callable[[], None]:
         """The same step as ordinary training makes it: no tape, no cures."""
@@ -262,7 +278,11 @@ def _labels(batch: Batch) -> Tensor:
 def _require_scalar(loss: Any, where: str) -> Tensor:
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss.reshape(())
-    got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    got = (
+        f"shape {tuple(loss.shape)}"
+        if isinstance(loss, Tensor)
+        else type(loss).__name__
+    )
     raise UnsupportedModelError(
         f"Auditor.{where}",
         expected="a scalar tensor",

@@ -10,24 +10,26 @@ from privaudit.inventory.records import Finding
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
-def unwrap(model: object) -> tuple[nn.Module, list[Finding]]:
+def unwrap(given: object) -> tuple[nn.Module, list[Finding]]:
     """Take compile and data-parallel wrappers off, with a note for each.
 
     Raises:
         UnsupportedModelError: Not an ``nn.Module``, a ScriptModule, or shards.
     """
-    if not isinstance(model, nn.Module):
+    if not isinstance(given, nn.Module):
         raise UnsupportedModelError(
             "Auditor.model",
             expected="an nn.Module",
-            got=type(model).__name__,
+            got=type(given).__name__,
             hint="Pass the module itself, not its class or its state_dict.",
         )
+    model: nn.Module = given
     findings: list[Finding] = []
     while True:
         _refuse(model)
-        if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
+        original = getattr(model, "_orig_mod", None)
+        if isinstance(original, nn.Module):
+            model = original
             findings.append(_compiled())
         elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             findings.append(_parallel(type(model).__name__))

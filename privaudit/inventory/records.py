@@ -19,7 +19,7 @@ class StochasticCall(BaseModel):
     call: int
     """Which stochastic call of that module, from 0."""
     kind: str
-    """``dropout``, ``attention-prob dropout``, ``drop path``, ``noise: randn_like`` …"""
+    """``dropout``, ``attention-prob dropout``, ``drop path``, ``noise: …``."""
     p: float | None = None
     """Probability of dropping; None for noise."""
     shape: list[int] = Field(default_factory=list)

@@ -64,8 +64,10 @@ def score(
 ) -> Score | None:
     """One value of one image; None for metrics of the whole set."""
     scores = attack.evidence.scores.get(metric, [])
-    whole_set = len(scores) != len(record.samples) or metric == "re_identification"
-    return None if whole_set else scores[position]
+    one_for_all = len(scores) == 1 < len(record.samples)
+    if metric == "re_identification" or one_for_all or position >= len(scores):
+        return None
+    return scores[position]
 
 
 def per_image_metrics(record: AuditRecord) -> list[str]:

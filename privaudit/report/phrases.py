@@ -12,7 +12,7 @@ DASH = "–"
 _METRICS = {
     "ssim": "SSIM",
     "ms_ssim": "MS-SSIM",
-    "psnr": "PSNR",
+    "psnr": "PSNR (dB)",
     "psnr_db": "PSNR (dB)",
     "mse": "MSE",
     "mae": "MAE",

@@ -26,7 +26,7 @@ class Census(TorchDispatchMode):
     """Counts the random operators that no handler of the recorder accounted for."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(
@@ -82,10 +82,10 @@ def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     given = dict(zip(names, args, strict=False)) | kwargs
     for name in ("dropout_p", "dropout", "p"):
         if name in given and not isinstance(given[name], Tensor) and given[name] == 0:
-            return func.overloadpacket.__name__ != "bernoulli_"
+            return bool(func.overloadpacket.__name__ != "bernoulli_")
     if func.overloadpacket.__name__ == "native_dropout":
         return not given.get("train", True)
     for argument in func._schema.arguments:
         if argument.name == "dropout_p" and argument.name not in given:
-            return argument.default_value == 0
+            return bool(argument.default_value == 0)
     return False

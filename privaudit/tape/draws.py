@@ -97,6 +97,11 @@ class Tape:
         """The tape of sample ``row`` alone, for values that lead with the batch."""
         return Tape(tuple(_row(d, row, batch_size) for d in self.draws))
 
+    def inactive(self) -> Tape:
+        """The same calls with nothing left to chance."""
+        masks = [replace(d, value=None, p=0.0) for d in self.draws]
+        return Tape(tuple(masks))
+
     def with_values(self, values: Iterable[Tensor | None]) -> Tape:
         """The same calls with other masks or noise."""
         paired = zip(self.draws, values, strict=True)

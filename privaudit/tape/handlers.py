@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,24 @@ from torch import Tensor
 if TYPE_CHECKING:
     from privaudit.tape.recorder import Recorder
 
-Handler = Callable[["Recorder", Callable[..., Any], tuple[Any, ...], Any], Any]
+
+class Call(NamedTuple):
+    """One call as the mode sees it."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Arguments by name, positional ones called as in ``names``."""
+        return dict(zip(names, self.args, strict=False)) | self.kwargs
+
+    def run(self) -> Any:
+        """The call itself."""
+        return self.func(*self.args, **self.kwargs)
+
+
+Handler = Callable[["Recorder", Call], Any]
 
 # AlphaDropout (Klambauer 2017): dropped units take the value alpha' = -scale*alpha.
 _ALPHA = 1.7580993408473766
@@ -32,10 +49,8 @@ def apply_dropout(
     keep = recorder.mask(
         recorder.kind(kind), p=p, like=x, shape=shape or tuple(x.shape)
     )
-    if keep is None:
-        out = x.clone()
-    else:
-        out = x * keep if p == 1.0 else x * (keep / (1 - p))
+    scale = 1.0 if p == 1.0 else 1 - p
+    out = x.clone() if keep is None else x * (keep / scale)
     recorder.seen(torch.dropout, x, out)
     return out
 
@@ -55,42 +70,30 @@ def apply_alpha_dropout(
     return a * (x * keep) + ((keep - 1) * (_ALPHA * a) + _ALPHA * a * p)
 
 
-def _dropout(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    x, p, train = _arguments(args, kwargs)
+def _dropout(recorder: Recorder, call: Call) -> Any:
+    x, p, train = _arguments(call)
     return apply_dropout(recorder, x, p) if train else x
 
 
-def _feature_dropout(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    x, p, train = _arguments(args, kwargs)
+def _feature_dropout(recorder: Recorder, call: Call) -> Any:
+    x, p, train = _arguments(call)
     if not train:
         return x
-    return apply_dropout(
-        recorder, x, p, kind="feature_dropout", shape=_per_channel(x)
-    )
+    return apply_dropout(recorder, x, p, kind="feature_dropout", shape=_per_channel(x))
 
 
-def _alpha_dropout(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    x, p, train = _arguments(args, kwargs)
+def _alpha_dropout(recorder: Recorder, call: Call) -> Any:
+    x, p, train = _arguments(call)
     return apply_alpha_dropout(recorder, x, p) if train else x
 
 
-def _feature_alpha_dropout(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    x, p, train = _arguments(args, kwargs)
+def _feature_alpha_dropout(recorder: Recorder, call: Call) -> Any:
+    x, p, train = _arguments(call)
     return apply_alpha_dropout(recorder, x, p, shape=_per_channel(x)) if train else x
 
 
-def _arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, float, bool]:
-    given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
+def _arguments(call: Call) -> tuple[Tensor, float, bool]:
+    given = call.given("input", "p", "train")
     return given["input"], float(given["p"]), bool(given["train"])
 
 
@@ -98,13 +101,11 @@ def _per_channel(x: Tensor) -> tuple[int, ...]:
     return (*x.shape[:2], *(1 for _ in x.shape[2:]))
 
 
-def _attention(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _attention(recorder: Recorder, call: Call) -> Any:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = call.given(*names)
     if not given.get("dropout_p"):
-        return func(*args, **kwargs)
+        return call.run()
     return _explicit_attention(recorder, **given)
 
 
@@ -143,14 +144,12 @@ def _attention_dropout(recorder: Recorder, weights: Tensor, p: float) -> Tensor:
         return apply_dropout(recorder, weights, p)
 
 
-def _bernoulli_(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _bernoulli_(recorder: Recorder, call: Call) -> Any:
     """In-place Bernoulli on a fresh tensor: how stochastic depth is written."""
-    x = args[0]
-    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    given = call.given("self", "p")
+    x, p = given["self"], given.get("p", 0.5)
     if isinstance(p, Tensor):
-        return _noise_(recorder, func, args, kwargs)
+        return _noise_(recorder, call)
     kind = "drop path" if _is_per_sample(x) else "bernoulli"
     keep = recorder.mask(kind, p=1 - float(p), like=x, shape=tuple(x.shape))
     if keep is None:
@@ -164,31 +163,24 @@ def _is_per_sample(x: Tensor) -> bool:
     return x.dim() > 1 and all(n == 1 for n in x.shape[1:])
 
 
-def _noise(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    kind = f"noise: {recorder.kind(func.__name__)}"
-    value = recorder.noise(kind, lambda: func(*args, **kwargs))
+def _noise(recorder: Recorder, call: Call) -> Any:
+    kind = f"noise: {recorder.kind(call.func.__name__)}"
+    value = recorder.noise(kind, call.run)
     return torch.zeros_like(value) if recorder.switched_off else value.clone()
 
 
-def _noise_(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    kind = f"noise: {recorder.kind(func.__name__.rstrip('_'))}"
-    value = recorder.noise(kind, lambda: func(*args, **kwargs).detach().clone())
-    return args[0].copy_(value)
+def _noise_(recorder: Recorder, call: Call) -> Any:
+    kind = f"noise: {recorder.kind(call.func.__name__.rstrip('_'))}"
+    value = recorder.noise(kind, lambda: call.run().detach().clone())
+    return call.args[0].copy_(value)
 
 
-def _rrelu(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _rrelu(recorder: Recorder, call: Call) -> Any:
     """Randomised leaky ReLU: the drawn slopes are the noise."""
-    names = ("input", "lower", "upper", "training")
-    given = {"lower": 1 / 8, "upper": 1 / 3, "training": False}
-    given |= dict(zip(names, args, strict=False)) | kwargs
-    x, lower, upper = given["input"], given["lower"], given["upper"]
-    if not given["training"] or recorder.switched_off:
+    given = call.given("input", "lower", "upper", "training")
+    x: Tensor = given["input"]
+    lower, upper = given.get("lower", 1 / 8), given.get("upper", 1 / 3)
+    if not given.get("training") or recorder.switched_off:
         return F.leaky_relu(x, (lower + upper) / 2)
     slope = recorder.noise(
         "noise: rrelu", lambda: torch.empty_like(x).uniform_(lower, upper)
@@ -196,19 +188,15 @@ def _rrelu(
     return torch.where(x > 0, x, x * slope)
 
 
-def _hardsigmoid(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _hardsigmoid(_: Recorder, call: Call) -> Any:
     """The same function, written so that it has a second derivative."""
-    return F.relu6(args[0] + 3) / 6
+    return F.relu6(call.args[0] + 3) / 6
 
 
-def _recurrent(
-    recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _recurrent(recorder: Recorder, call: Call) -> Any:
     """Dropout between layers happens inside; the census sees it under this name."""
-    with recorder.inside(f"{func.__name__.upper()} inter-layer dropout"):
-        return func(*args, **kwargs)
+    with recorder.inside(f"{call.func.__name__.upper()} inter-layer dropout"):
+        return call.run()
 
 
 _FACTORIES = (

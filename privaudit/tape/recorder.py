@@ -63,19 +63,19 @@ class Recorder(TorchFunctionMode):
         return Tape(tuple(self._draws))
 
     def __enter__(self) -> Recorder:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         if not self._inside:
             self._owners.__enter__()
-            self._census.__enter__()
+            self._census.__enter__()  # type: ignore[no-untyped-call]
         self._inside += 1
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._inside -= 1
         if not self._inside:
-            self._census.__exit__(*error)
+            self._census.__exit__(*error)  # type: ignore[no-untyped-call]
             self._owners.__exit__(*error)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     _inside = 0
 
@@ -92,9 +92,11 @@ class Recorder(TorchFunctionMode):
             args, kwargs = wrappers.out_of_place(func, args, kwargs)
             with self._in_wrapper(func.__name__):
                 return body(*args, **kwargs)
-        handler = _handler(func)
+        from privaudit.tape.handlers import HANDLERS, Call
+
+        handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(self, func, args, kwargs)
+            return handler(self, Call(func, args, kwargs))
         out = func(*args, **kwargs)
         if self._observer is not None:
             self._observer(self._owners.current, func, args, kwargs, out)
@@ -241,9 +243,3 @@ def _blank(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     if shape == tuple(like.shape):
         return torch.empty_like(like)
     return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
-def _handler(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    from privaudit.tape.handlers import HANDLERS
-
-    return HANDLERS.get(func)

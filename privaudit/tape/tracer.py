@@ -15,7 +15,7 @@ from privaudit.tape.owners import readable
 OpKind = Literal["linear", "conv2d", "layer_norm", "other"]
 
 
-class StopTrace(Exception):  # noqa: N818 - a signal, not an error
+class StopTrace(Exception):
     """Ends a forward pass once enough has been seen."""
 
 

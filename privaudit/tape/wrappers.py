@@ -28,9 +28,7 @@ def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
     if func.__closure__ is not None:
         return None
-    seen = {
-        name: _no for name in vars(F) if name.startswith("has_torch_function")
-    }
+    seen = {name: _no for name in vars(F) if name.startswith("has_torch_function")}
     body = FunctionType(
         func.__code__, {**vars(F), **seen}, func.__name__, func.__defaults__
     )

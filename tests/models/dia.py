@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def mlp(p: float, *, channels: int = 3, size: int = 32, bias: bool = False) -> nn.Module:
+def mlp(
+    p: float, *, channels: int = 3, size: int = 32, bias: bool = False
+) -> nn.Module:
     """3 x 512, Linear → GELU → Dropout, and a linear classifier of 10 classes."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = channels * size * size
@@ -39,7 +41,7 @@ class ViT(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm block with dropout on probabilities, projection, and twice in the MLP."""
+    """Pre-norm block; dropout on probabilities, projection, twice in the MLP."""
 
     def __init__(self, width: int, p: float, heads: int = 16) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from privaudit.verdict import (
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ssmi.*expected one of.*ssim"):
+    with pytest.raises(ConfigError, match=r"ssmi.*expected one of.*ssim"):
         Policy().with_limit("ssmi", 0.5)
 
 
@@ -46,7 +46,9 @@ def test_a_tighter_limit_never_turns_a_leak_into_a_pass(
         samples=len(ssim),
         attacks=[
             AttackEvidence(
-                label="a", state="exact", scores={"ssim": [Score(value=v) for v in ssim]}
+                label="a",
+                state="exact",
+                scores={"ssim": [Score(value=v) for v in ssim]},
             )
         ],
         positive_control=ControlEvidence(passed=True),

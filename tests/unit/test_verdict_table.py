@@ -23,7 +23,9 @@ FAILED = ControlEvidence(passed=False, detail="ssim 0.1 on the control")
 STRICT = Policy(name="strict", require="strong")
 
 
-def attack(*ssim: float | None, label: str = "closed_form", **kw: Any) -> AttackEvidence:
+def attack(
+    *ssim: float | None, label: str = "closed_form", **kw: Any
+) -> AttackEvidence:
     kw.setdefault("state", "exact")
     scores = {"ssim": [Score(value=v) for v in ssim]} if ssim else {}
     scores |= kw.pop("more", {})
@@ -235,7 +237,7 @@ ROWS = [
     *(
         Row(
             f"required attack {state}",
-            [attack(0.1), attack(label="dia", state=state)],  # type: ignore[arg-type]
+            [attack(0.1), attack(label="dia", state=state)],
             "inconclusive",
             3,
             "dia",
@@ -361,10 +363,22 @@ ROWS = [
         causes=("unscored",),
     ),
     # 4. strength
-    Row("converged", [attack(0.1, state="converged")], "no leak found", 0, "within",
-        strength="strong"),
-    Row("plateau", [attack(0.1, state="plateau")], "no leak found", 0, "within",
-        strength="weak"),
+    Row(
+        "converged",
+        [attack(0.1, state="converged")],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+    ),
+    Row(
+        "plateau",
+        [attack(0.1, state="plateau")],
+        "no leak found",
+        0,
+        "within",
+        strength="weak",
+    ),
     Row(
         "plateau under a policy that requires strong",
         [attack(0.1, state="plateau")],
@@ -374,11 +388,24 @@ ROWS = [
         policy=STRICT,
         causes=("too-weak",),
     ),
-    Row("exact under strict", [attack(0.1)], "no leak found", 0, "within",
-        strength="strong", policy=STRICT),
+    Row(
+        "exact under strict",
+        [attack(0.1)],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+        policy=STRICT,
+    ),
     # policies
-    Row("a stricter limit", [attack(0.4)], "leaks", 1, "limit 0.3000",
-        policy=Policy().with_limit("ssim", 0.3)),
+    Row(
+        "a stricter limit",
+        [attack(0.4)],
+        "leaks",
+        1,
+        "limit 0.3000",
+        policy=Policy().with_limit("ssim", 0.3),
+    ),
     Row(
         "a limit that only warns",
         [attack(0.9)],
@@ -472,9 +499,7 @@ def test_the_table_is_large_enough() -> None:
 
 
 def test_rule_of_three_only_where_no_leak_was_found() -> None:
-    clean = Evidence(
-        samples=30, attacks=[attack(*[0.1] * 30)], positive_control=PASSED
-    )
+    clean = Evidence(samples=30, attacks=[attack(*[0.1] * 30)], positive_control=PASSED)
     assert judge(clean, Policy()).leaking_share_upper_bound == pytest.approx(0.1)
     leaky = clean.model_copy(update={"attacks": [attack(*[0.9] * 30)]})
     assert judge(leaky, Policy()).leaking_share_upper_bound is None

@@ -33,7 +33,7 @@ def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
         return None
     shown = found[:MOST_SHOWN]
     rows = tuple(_row(record, pictures, one) for one in shown)
-    blocks: list[Block] = [Paragraph(_count(record, len(shown)))]
+    blocks: list[Block] = [Paragraph(_count(record, len(found), len(shown)))]
     blocks += _compare(rows[0])
     blocks.append(Gallery(rows, _control(record, pictures)))
     return Section(
@@ -45,12 +45,14 @@ def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
     )
 
 
-def _count(record: AuditRecord, shown: int) -> str:
+def _count(record: AuditRecord, found: int, shown: int) -> str:
     total = len(record.samples)
+    none = total - found
     metric = phrases.metric(facts.main_metric(record))
     order = f"worst first by {metric}" if shown > 1 else f"by {metric}"
     images = phrases.plural(total, "image")
-    return f"{shown} of {images} shown, {total - shown} omitted; {order}."
+    without = f" {none} without a reconstruction." if none else ""
+    return f"{shown} of {images} shown, {found - shown} omitted; {order}.{without}"
 
 
 def _row(record: AuditRecord, pictures: Pictures, one: Leakiest) -> GalleryRow:

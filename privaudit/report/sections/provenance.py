@@ -25,8 +25,9 @@ from privaudit.result import AuditRecord, Provenance
 
 _REDACTION = {
     "none": "none: originals and reconstructions are shown",
-    "originals": "originals, differences and control pictures are blurred",
-    "all": "originals, differences, control pictures and reconstructions are blurred",
+    "originals": "originals, differences and control pictures are blurred; names stay",
+    "all": "originals, differences, control pictures and reconstructions are blurred; "
+    "names stay",
 }
 
 

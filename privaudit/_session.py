@@ -1,0 +1,327 @@
+"""One audit from sample to result. The model is pristine around it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privaudit import _labels
+from privaudit._controls import positive_control, shipped_images
+from privaudit._pixels import Normalisation
+from privaudit._preflight import preflight
+from privaudit._provenance import provenance
+from privaudit._runner import Client, Clock, Run, run
+from privaudit._sample import Sample, read_sample
+from privaudit._scoring import Pictures, attack_record, ladder_records
+from privaudit._shape import expected_channels, stated_input_shape
+from privaudit.attacks import Attack
+from privaudit.attacks.ladder import absent
+from privaudit.config import AuditConfig
+from privaudit.exposure import GradientExposure
+from privaudit.exposure.output import input_keyword
+from privaudit.inventory import Finding, Inventory, findings
+from privaudit.inventory.outside import OutsideWatch
+from privaudit.inventory.take import Evidence, take
+from privaudit.metrics import METRICS
+from privaudit.metrics._controls import unrelated_pairs
+from privaudit.result import (
+    AttackRecord,
+    AuditRecord,
+    AuditResult,
+    ImageStore,
+    SampleRecord,
+    SkippedInput,
+    ThreatModel,
+    gather_evidence,
+)
+from privaudit.tape import Tape
+from privaudit.types import AttackerKnowledge, Batch, Target
+from privaudit.verdict import AttackEvidence, UnrelatedPairs, judge
+
+Callables = tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]
+
+
+@dataclass
+class Session:
+    """What one audit knows about model and sample before the first attack."""
+
+    model: nn.Module
+    exposure: GradientExposure
+    sample: Sample
+    labels: _labels.Labels
+    config: AuditConfig
+    first: Client
+    step_seconds: float
+    inventory: Inventory
+    started: float
+
+    @property
+    def client_count(self) -> int:
+        """How many clients the images make."""
+        return math.ceil(len(self.sample.images) / self._client_size)
+
+    @property
+    def _client_size(self) -> int:
+        return self.config.client.batch_size or len(self.sample.images)
+
+    def audit(self, attacks: Sequence[Attack]) -> AuditResult:
+        """Attack, score, control, judge."""
+        clock = Clock(self.config.budget, self.started)
+        clients = [self.first, *self._other_clients()]
+        target = Target(self.model, self.exposure, AttackerKnowledge())
+        check, doubts = preflight(self.model, self.exposure, self.first)
+        pictures = Pictures()
+        runs = self._climb(attacks, target, clients, clock)
+        records = [
+            attack_record(r, clients, pictures, seed=self.config.seed) for r in runs
+        ]
+        records += self._not_run(attacks, runs)
+        control = positive_control(
+            [r.attack for r in runs],
+            target,
+            self.first,
+            budget=self.config.budget,
+            seed=self.config.seed,
+        )
+        pairs, stranger = self._unrelated(pictures)
+        evidence = gather_evidence(len(self.sample.images), records, control, pairs)
+        verdict = judge(evidence, self.config.policy)
+        worst = verdict.worst.get("ssim")
+        shown = 0 if worst is None or worst.sample is None else worst.sample
+        generator = torch.Generator().manual_seed(self.config.seed)
+        image = self.sample.images[shown]
+        record = AuditRecord(
+            verdict=verdict,
+            config=self.config,
+            threat_model=self._threat_model(),
+            inventory=self._with_findings(runs, doubts),
+            preflight=check,
+            samples=self._samples(clients, pictures),
+            skipped_inputs=[
+                SkippedInput(name=n, reason=r) for n, r in self.sample.skipped
+            ],
+            attacks=records,
+            positive_control=control,
+            unrelated=pairs,
+            unrelated_image=stranger,
+            ladder=ladder_records(image, pictures, generator=generator),
+            ladder_sample=shown,
+            provenance=provenance(
+                self.model,
+                self.sample.images,
+                self.config.policy,
+                device=str(self.first.batch.images.device),
+                seconds=time.monotonic() - self.started,
+            ),
+        )
+        return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
+
+    def _climb(
+        self,
+        attacks: Sequence[Attack],
+        target: Target,
+        clients: Sequence[Client],
+        clock: Clock,
+    ) -> list[Run]:
+        """Run the ladder; ``auto`` stops once everything is exact."""
+        runs: list[Run] = []
+        known = self.config.knowledge.labels == "known"
+        for attack in attacks:
+            if self.config.attacks == "auto" and any(r.all_exact for r in runs):
+                break
+            runs.append(
+                run(
+                    attack,
+                    target,
+                    clients,
+                    labels_known=known,
+                    clock=clock,
+                    seed=self.config.seed,
+                )
+            )
+        return runs
+
+    def _not_run(
+        self, attacks: Sequence[Attack], runs: Sequence[Run]
+    ) -> list[AttackRecord]:
+        """Ladder attacks without a run: superseded by an exact one, or missing."""
+        exact = any(r.all_exact for r in runs)
+        ran = {r.attack.name for r in runs}
+        reasons = {a.name: "already exact" for a in attacks if a.name not in ran}
+        reasons |= absent(list(attacks))
+        return [
+            AttackRecord(
+                evidence=AttackEvidence(
+                    label=name,
+                    state="skipped" if exact else "missing",
+                    skip="already exact" if exact else None,
+                    reason="another attack is already exact" if exact else reason,
+                ),
+                title=name.replace("_", " ").capitalize(),
+            )
+            for name, reason in reasons.items()
+        ]
+
+    def _other_clients(self) -> list[Client]:
+        size, images = self._client_size, self.sample.images
+        starts = range(size, len(images), size)
+        return [
+            _client(
+                self.model, self.exposure, self._batch(s, s + size), s,
+                seed=self.config.seed + i,
+            )
+            for i, s in enumerate(starts, 1)
+        ]  # fmt: skip
+
+    def _batch(self, start: int, stop: int) -> Batch:
+        return _batch(self.model, self.sample, self.labels, start, stop)
+
+    def _unrelated(self, pictures: Pictures) -> tuple[list[UnrelatedPairs], str | None]:
+        images = self.sample.images
+        others = shipped_images(64, tuple(images.shape[1:]))  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(self.config.seed)
+        pairs = [
+            unrelated_pairs(cls(), images, others, generator=generator)
+            for cls in METRICS.values()
+            if cls.scope == "image" and not cls.identical_is_infinite
+        ]
+        return pairs, pictures.add("images/unrelated.png", others[0])
+
+    def _samples(
+        self, clients: Sequence[Client], pictures: Pictures
+    ) -> list[SampleRecord]:
+        listed = []
+        for number, client in enumerate(clients):
+            for row, index in enumerate(client.rows):
+                name = f"images/original-{index:04d}.png"
+                listed.append(
+                    SampleRecord(
+                        index=index,
+                        name=self.sample.names[index],
+                        client=number,
+                        label=self.labels.class_id(index),
+                        label_source=self.labels.source,
+                        image=pictures.add(name, client.batch.images[row]),
+                    )
+                )
+        return listed
+
+    def _with_findings(
+        self, runs: Sequence[Run], doubts: Sequence[Finding]
+    ) -> Inventory:
+        found = [*self.inventory.findings, *doubts]
+        if self._client_size > 1:
+            found.append(findings.batch_hides_closed_forms(self._client_size))
+        found += [_note("sample", n) for n in self.sample.notes]
+        found += self.labels.findings()
+        drops = [c for c in self.inventory.stochastic if c.active and c.p is not None]
+        for ran in runs:
+            exact = [o for o in ran.outcomes if o.state == "exact"]
+            if exact and drops:
+                found.insert(
+                    0,
+                    findings.dropout_does_not_protect(drops, exact[0].form, len(exact)),
+                )
+                break
+        return self.inventory.model_copy(update={"findings": found})
+
+    def _threat_model(self) -> ThreatModel:
+        known = self.config.knowledge.labels == "known"
+        knows = ["the model and its weights", "the loss", "mean and std of the images",
+                 "where dropout sits, and its rates"]  # fmt: skip
+        hidden = ["the images", "the dropout masks that the client drew"]
+        (knows if known else hidden).append("the labels")
+        return ThreatModel(
+            exposure="gradient of one local training step",
+            attacker="honest-but-curious server of a federated training",
+            sees=[
+                f"the gradient of {self.inventory.trainable} parameters, exact, of one "
+                f"step on {self._client_size} image(s)"
+            ],
+            knows=knows,
+            does_not_know=hidden,
+        )
+
+
+def open_session(
+    model: nn.Module,
+    given: Any,
+    *,
+    config: AuditConfig,
+    normalisation: Normalisation,
+    notes: Sequence[Finding],
+    callables: Callables,
+    started: float,
+) -> Session:
+    """Read the sample, make the first client's step, take the inventory."""
+    loss, training_step = callables
+    if given is None:
+        given = shipped_images(1, stated_input_shape(model))
+    sample, normalisation = read_sample(
+        given, normalisation, channels=expected_channels(model)
+    )
+    exposure = GradientExposure(
+        normalisation,
+        loss,
+        training_step,
+        config.client.mode,
+        sample.keyword or input_keyword(model),
+    )
+    output, eval_tape = _eval_pass(model, exposure, sample)
+    labels = _labels.settle(model, exposure, sample, output)
+    size = config.client.batch_size or len(sample.images)
+    batch = _batch(model, sample, labels, 0, size)
+    before = time.monotonic()
+    with OutsideWatch(model) as watch:
+        first = _client(model, exposure, batch, 0, seed=config.seed)
+    seconds = time.monotonic() - before
+    evidence = Evidence(first.step, eval_tape, watch.found, notes)
+    inventory = take(model, evidence)
+    return Session(
+        model, exposure, sample, labels, config, first, seconds, inventory, started
+    )
+
+
+def _client(
+    model: nn.Module, exposure: GradientExposure, batch: Batch, start: int, *, seed: int
+) -> Client:
+    step = exposure.observe(model, batch, seed=seed)
+    return Client(batch, step, range(start, start + len(batch)))
+
+
+def _batch(
+    model: nn.Module, sample: Sample, labels: _labels.Labels, start: int, stop: int
+) -> Batch:
+    device = next(model.parameters()).device
+    images = sample.images[start:stop].to(device)
+    return Batch(images, labels.rows(start, stop, device))
+
+
+def _eval_pass(
+    model: nn.Module, exposure: GradientExposure, sample: Sample
+) -> tuple[Any, Tape | None]:
+    """One forward pass in eval mode on the first images; None where it fails.
+
+    A model that only runs inside its training step has no such pass.
+    """
+    device = next(model.parameters(), torch.empty(0)).device
+    images = sample.images.to(device)
+    if exposure.training_step is None:
+        return exposure.census(model, images, train=False)
+    try:
+        return exposure.census(model, images[:1], train=False)
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return None, None
+
+
+def _note(where: str, text: str) -> Finding:
+    return Finding(
+        code="input-note", severity="info", where=where, title="Note on the input",
+        text=text,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""What a model says about its input, without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from privaudit.errors import ConfigError
+
+
+def expected_channels(model: nn.Module) -> int | None:
+    """Channels of the first layer that knows them; None for a linear first layer."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return module.in_channels
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+            return None
+    return None
+
+
+def stated_input_shape(model: nn.Module) -> tuple[int, int, int]:
+    """(channels, height, width) from the attributes that model families carry.
+
+    Raises:
+        ConfigError: The model does not say.
+    """
+    for source in (_timm, _transformers, _torchvision):
+        shape = source(model)
+        if shape is not None:
+            return shape
+    channels = expected_channels(model)
+    raise ConfigError(
+        "sample",
+        expected="images, since the model does not state its input size",
+        got="None",
+        hint=f"Pass a sample of shape (1, {channels or 'channels'}, height, width).",
+    )
+
+
+def _timm(model: Any) -> tuple[int, int, int] | None:
+    for name in ("pretrained_cfg", "default_cfg"):
+        config = getattr(model, name, None)
+        if isinstance(config, dict) and config.get("input_size"):
+            channels, height, width = config["input_size"]
+            size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+            return (channels, *(size or (height, width)))
+    return None
+
+
+def _transformers(model: Any) -> tuple[int, int, int] | None:
+    config = getattr(model, "config", None)
+    size = getattr(config, "image_size", None)
+    if isinstance(size, int):
+        return (getattr(config, "num_channels", 3), size, size)
+    return None
+
+
+def _torchvision(model: Any) -> tuple[int, int, int] | None:
+    if not type(model).__module__.startswith("torchvision.models"):
+        return None
+    size = getattr(model, "image_size", 224)
+    return (expected_channels(model) or 3, size, size)

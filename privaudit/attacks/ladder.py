@@ -1,0 +1,67 @@
+"""Which attacks a verdict on a gradient needs, strongest and cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from privaudit._plugin import by_name
+from privaudit.attacks import ATTACKS
+from privaudit.attacks.base import Attack
+from privaudit.errors import ConfigError
+
+GRADIENT_LADDER = ("closed_form", "sparse_factorization", "dropout_inversion")
+"""Every applicable one is required for "no leak found". Names that this version does
+not carry count as missing: an attack that was not tried cannot clear a model."""
+
+
+def choose(attacks: str | list[Any]) -> list[Attack]:
+    """The attacks to run, in ladder order.
+
+    Args:
+        attacks: ``auto``, ``all``, or names and instances.
+
+    Raises:
+        ConfigError: An unknown name, or one label twice.
+    """
+    if attacks == "auto":
+        return [by_name(ATTACKS, n) for n in GRADIENT_LADDER if n in ATTACKS]
+    if attacks == "all":
+        rest = [n for n in ATTACKS if n not in GRADIENT_LADDER]
+        ladder = [n for n in GRADIENT_LADDER if n in ATTACKS]
+        return [by_name(ATTACKS, n) for n in [*ladder, *rest]]
+    if isinstance(attacks, str) or not attacks:
+        raise ConfigError(
+            "Auditor.attacks",
+            expected='"auto", "all", or a list of names and instances',
+            got=repr(attacks),
+            hint=f"Known names: {', '.join(ATTACKS)}.",
+        )
+    chosen = [a if isinstance(a, Attack) else by_name(ATTACKS, a) for a in attacks]
+    _refuse_twins([a.name for a in chosen])
+    return chosen
+
+
+def absent(chosen: list[Attack]) -> Mapping[str, str]:
+    """Ladder attacks that will not run, with the reason."""
+    names = {a.name for a in chosen}
+    return {
+        name: (
+            "left out by attacks="
+            if name in ATTACKS
+            else "not part of this version of privaudit"
+        )
+        for name in GRADIENT_LADDER
+        if name not in names
+    }
+
+
+def _refuse_twins(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                "Auditor.attacks",
+                expected="unique labels",
+                got=f"{name!r} {names.count(name)} times",
+                hint="Run the variants in separate audits.",
+            )

@@ -1,0 +1,186 @@
+"""The façade: inventory → exposure → attacks → metrics → verdict → result."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from privaudit._guard import pristine
+from privaudit._pixels import Normalisation
+from privaudit._session import Session, open_session
+from privaudit.attacks.ladder import choose
+from privaudit.config import AuditConfig, Budget, Client, Knowledge, resolve_budget
+from privaudit.errors import ConfigError
+from privaudit.exposure import unwrap
+from privaudit.inventory import Inventory
+from privaudit.plan import Plan, make_plan
+from privaudit.result import AuditResult
+from privaudit.verdict import Policy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from privaudit.attacks import Attack
+
+
+class Auditor:
+    """Audits what a PyTorch model gives away about the images it is trained on.
+
+    Args:
+        model: Any ``nn.Module``; compiled and data-parallel wrappers are taken off.
+            It comes back untouched.
+        training_step: (model, inputs, labels) → scalar loss; replaces forward and
+            loss where training does more than that.
+        mean: Per channel, in [0, 1] units; None: the model takes pixels in [0, 1].
+        std: Per channel.
+        loss: (output, labels) → scalar; None is cross-entropy on the logits.
+        client: How the client makes its step.
+        knowledge: What the attacker knows beside model and gradient.
+        attacks: ``auto``, ``all``, or a list of names and instances.
+        policy: Limits; None is the preset ``default-1``.
+        budget: ``quick``, ``standard``, ``thorough``, or a Budget.
+        seed: Of every draw that the audit makes.
+        device: Where to run; None: where the model is.
+
+    Raises:
+        ConfigError: A setting that cannot be used.
+        UnsupportedModelError: A model that cannot be audited as it stands.
+
+    Example::
+
+        result = Auditor(model, client=Client(batch_size=1)).audit((images, labels))
+        print(result.verdict.line)
+        result.save("report.html")
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        training_step: Callable[..., torch.Tensor] | None = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        loss: Callable[[Any, Any], torch.Tensor] | None = None,
+        client: Client | None = None,
+        knowledge: Knowledge | None = None,
+        attacks: str | list[str | Attack] = "auto",
+        policy: Policy | None = None,
+        budget: str | Budget = "standard",
+        seed: int = 0,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self._given = model
+        self._model, self._notes = unwrap(model)
+        self._model = _placed(self._model, device)
+        self._loss, self._training_step = loss, training_step
+        self._normalisation = Normalisation.of(mean, std)
+        self._attacks = choose(attacks)
+        _refuse_both(loss, training_step)
+        normal = self._normalisation
+        self.config = AuditConfig(
+            mean=None if normal.mean is None else list(normal.mean),
+            std=None if normal.std is None else list(normal.std),
+            loss="cross_entropy" if loss is None else _name(loss),
+            training_step=None if training_step is None else _name(training_step),
+            client=client or Client(),
+            knowledge=knowledge or Knowledge(),
+            attacks=attacks
+            if isinstance(attacks, str)
+            else [a.name for a in self._attacks],
+            attack_settings={
+                a.name: given for a in self._attacks if (given := a.settings_given())
+            },
+            policy=policy or Policy(),
+            budget=resolve_budget(budget),
+            seed=seed,
+            device=None if device is None else str(device),
+        )
+
+    def inventory(self, sample: Any = None) -> Inventory:
+        """What is in the model: every random draw, what is shared, what it means.
+
+        Runs one training step and one forward pass in eval mode: a look at module
+        names alone would miss functional dropout.
+
+        Args:
+            sample: As for :meth:`audit`; None uses a shipped photograph of the size
+                that the model states.
+        """
+        with self._open(sample) as session:
+            return session.inventory
+
+    def plan(self, sample: Any = None) -> Plan:
+        """Which attacks would run, for how long, in how much memory.
+
+        Measured on one client's step, so it takes about as long as one.
+        """
+        with self._open(sample) as session:
+            return make_plan(session, self._attacks, self.config.budget)
+
+    def audit(self, sample: Any) -> AuditResult:
+        """Attack the model's training step on ``sample`` and judge what comes back.
+
+        Args:
+            sample: images, (images, labels), or {"pixel_values": …, "labels": …}.
+                Images: float (B, C, H, W) in [0, 1], uint8, PIL images, paths.
+                Labels left out: the model's own argmax, recorded.
+
+        Raises:
+            ConfigError: The sample cannot be used as it is.
+            UnsupportedModelError: The model's training step fails.
+        """
+        if sample is None:
+            raise ConfigError(
+                "Auditor.audit(sample)",
+                expected="images, or (images, labels)",
+                got="None",
+                hint="Pass the images of a training step.",
+            )
+        with self._open(sample) as session:
+            return session.audit(self._attacks)
+
+    @contextmanager
+    def _open(self, sample: Any) -> Iterator[Session]:
+        started = time.monotonic()
+        with pristine(self._model):
+            yield open_session(
+                self._model,
+                sample,
+                config=self.config,
+                normalisation=self._normalisation,
+                notes=self._notes,
+                callables=(self._loss, self._training_step),
+                started=started,
+            )
+
+
+def _placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:
+    """The model where it is wanted: a copy, should that be elsewhere."""
+    import torch
+
+    parameter = next(model.parameters(), None)
+    if device is None or parameter is None:
+        return model
+    wanted = torch.device(device)
+    same = parameter.device.type == wanted.type
+    if same and wanted.index in (None, parameter.device.index):
+        return model
+    return copy.deepcopy(model).to(wanted)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _refuse_both(loss: object, training_step: object) -> None:
+    if loss is not None and training_step is not None:
+        raise ConfigError(
+            "Auditor.loss",
+            expected="loss= or training_step=",
+            got="both",
+            hint="A training step computes its own loss.",
+        )

@@ -1,0 +1,248 @@
+"""What an inventory means, in plain words. One function per subject."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from privaudit.inventory.records import Finding, StochasticCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def about_randomness(calls: Sequence[StochasticCall]) -> Iterator[Finding]:
+    """Dropout that stays on, draws nobody owns, masks that let nothing through."""
+    yield from _in_eval([c for c in calls if c.in_eval])
+    yield from _hidden([c for c in calls if c.hidden and c.replayable])
+    yield from _unreplayable([c for c in calls if not c.replayable])
+    for call in calls:
+        if call.p == 1.0:
+            yield Finding(
+                code="drops-everything",
+                severity="warning",
+                where=call.name,
+                title="Nothing passes this layer",
+                text=f"{call.kind} with p = 1 sets every value to zero, so no gradient "
+                "reaches what lies before it.",
+                remedy="Check the rate; this is not a defense but a broken layer.",
+            )
+        elif call.p is None:
+            yield Finding(
+                code="noise",
+                severity="info",
+                where=call.name,
+                title="Noise in the forward pass",
+                text=f"{call.kind} is added during the step. Whether it protects is "
+                "measured, not assumed.",
+            )
+
+
+def _in_eval(calls: list[StochasticCall]) -> Iterator[Finding]:
+    if calls:
+        yield Finding(
+            code="random-in-eval",
+            severity="warning",
+            where=_names(calls),
+            title="Dropout active in eval mode"
+            if any(c.p is not None for c in calls)
+            else "Noise active in eval mode",
+            text=f"{len(calls)} stochastic call(s) also draw in eval mode: "
+            + ", ".join(f"{c.name} ({c.kind}, p = {c.p})" for c in calls[:5])
+            + ". Predictions of the deployed model are random.",
+            remedy="Pass training=self.training, or use nn.Dropout.",
+        )
+
+
+def _hidden(calls: list[StochasticCall]) -> Iterator[Finding]:
+    if calls:
+        yield Finding(
+            code="hidden-draw",
+            severity="info",
+            where=_names(calls),
+            title="Random draws inside a fused operator",
+            text=f"{len(calls)} draw(s) happen where no layer shows them "
+            f"({calls[0].kind}). They were recorded and are replayed exactly.",
+        )
+
+
+def _unreplayable(calls: list[StochasticCall]) -> Iterator[Finding]:
+    if calls:
+        yield Finding(
+            code="cannot-replay",
+            severity="warning",
+            where=_names(calls),
+            title="Random draws that cannot be replayed",
+            text=f"{len(calls)} draw(s) are made inside a kernel that keeps them to "
+            f"itself ({calls[0].kind}); checks that need the same draws are void.",
+            remedy="Replace the operator by one that takes its randomness from "
+            "outside.",
+        )
+
+
+def about_outside(modules: Sequence[str]) -> Iterator[Finding]:
+    """Python's and numpy's generators used in forward."""
+    for name in dict.fromkeys(modules):
+        yield Finding(
+            code="randomness-outside-torch",
+            severity="warning",
+            where=name,
+            title=f"Randomness outside torch in {name}",
+            text=f"The output still differs after replay: randomness outside torch in "
+            f"`{name}` (Python's random or numpy). It cannot be recorded.",
+            remedy="Draw with torch, so that the step can be audited exactly.",
+        )
+
+
+def about_sharing(total: int, trainable: int) -> Iterator[Finding]:
+    """Frozen parameters are not sent."""
+    if trainable < total:
+        yield Finding(
+            code="partly-frozen",
+            severity="info",
+            where="parameters",
+            title="Only trainable parameters are shared",
+            text=f"{trainable} of {total} values are trainable and sent; the others "
+            "are frozen and not part of the gradient.",
+        )
+
+
+def about_unused(names: Sequence[str]) -> Iterator[Finding]:
+    """Parameters that took no part in the step."""
+    if names:
+        yield Finding(
+            code="unused-parameters",
+            severity="info",
+            where=", ".join(names[:3]) + (" …" if len(names) > 3 else ""),
+            title="Parameters without a gradient",
+            text=f"{len(names)} parameter(s) took no part in this step (no gradient, "
+            "unused); they are left out on both sides, by name.",
+        )
+
+
+def about_zero_gradients(gradients: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Gradients of exactly zero are a fact about this batch, not protection."""
+    zero = [n for n, g in gradients.items() if not bool(g.any())]
+    live = [n for n in gradients if n not in set(zero)]
+    if not zero:
+        return
+    if not live:
+        yield Finding(
+            code="zero-gradient",
+            severity="warning",
+            where="all parameters",
+            title="The whole gradient is zero",
+            text="Every shared value is exactly zero: no information in this gradient. "
+            "That is a fact about this batch and these weights; it says nothing about "
+            "other batches.",
+            remedy="Audit with the weights that will be trained, and other images.",
+        )
+    elif _is_behind_head(list(gradients), live):
+        layers = _layers(live)
+        yield Finding(
+            code="no-gradient-behind-head",
+            severity="warning",
+            where=layers[0],
+            title="No gradient behind the head",
+            text=f"Only {', '.join(live)} has a gradient: the head's weights are zero, "
+            "as freshly built models of this kind have them. This is how the first "
+            "step looks, not safety; from the next step on everything has a gradient. "
+            "In this step only the head's own gradient leaks (its input features).",
+            remedy="Audit with the head as it is during training, for example after "
+            "nn.init.trunc_normal_(head.weight, std=0.02).",
+        )
+    else:
+        yield from _dead(zero, live)
+
+
+def _dead(zero: Sequence[str], live: Sequence[str]) -> Iterator[Finding]:
+    alive = set(_layers(live))
+    for layer in [x for x in _layers(zero) if x not in alive]:
+        yield Finding(
+            code="dead-layer",
+            severity="warning",
+            where=layer,
+            title=f"The gradient of {layer} is zero",
+            text=f"The gradient of {layer} is zero for all samples (dead units). No "
+            f"information in this gradient for layer {layer}; the result says nothing "
+            "about other batches.",
+            remedy="Check the layer: units that never fire do not learn either.",
+        )
+
+
+def _is_behind_head(names: Sequence[str], live: Sequence[str]) -> bool:
+    """True when only the last layer has a gradient."""
+    return _layers(live) == _layers(names)[-1:]
+
+
+def _layers(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(n.rpartition(".")[0] or n for n in names))
+
+
+def _names(calls: Sequence[StochasticCall]) -> str:
+    listed = [c.name for c in calls]
+    return ", ".join(listed[:3]) + (
+        f" and {len(listed) - 3} more" if listed[3:] else ""
+    )
+
+
+def dropout_does_not_protect(
+    calls: Sequence[StochasticCall], form: str, recovered: int
+) -> Finding:
+    """The truth that practitioners need most: the mask did not stop the attack."""
+    rates = sorted({c.p for c in calls if c.p is not None})
+    listed = ", ".join(f"{p:.2g}" for p in rates)
+    return Finding(
+        code="dropout-no-protection",
+        severity="critical",
+        where=_names(calls),
+        title="Dropout does not protect this model, and here is why",
+        text=f"{len(calls)} dropout call(s) (p = {listed}) were active in the client's "
+        f"step, and {recovered} image(s) came back exactly all the same, by: {form}. "
+        "A dropout mask multiplies both what a layer passes on and the gradient that "
+        "comes back through it. The equations that give the image away hold with the "
+        "mask as they hold without it; the attacker never needs to know it.",
+        remedy="Do not count dropout as a defense. Aggregate securely over many "
+        "clients, add calibrated noise (DP-SGD), or do not share this layer's "
+        "gradient.",
+    )
+
+
+def batch_hides_closed_forms(size: int) -> Finding:
+    """A batch of many is not the worst case."""
+    return Finding(
+        code="batch-not-worst-case",
+        severity="info",
+        where="client.batch_size",
+        title="One image a step is the worst case",
+        text=f"The images were audited as one step of {size}. Closed forms need a step "
+        "of one image; clients with small or uneven batches do make such steps.",
+        remedy="Audit with client=Client(batch_size=1) as well.",
+    )
+
+
+def labels_from_model() -> Finding:
+    """Labels were left out and taken from the model itself."""
+    return Finding(
+        code="labels-from-model",
+        severity="info",
+        where="labels",
+        title="Labels taken from the model",
+        text="No labels were given, so the model's own argmax stands in for them. The "
+        "gradient is that of a client whose labels agree with the model.",
+        remedy="Pass (images, labels) for the step that clients really make.",
+    )
+
+
+def no_second_derivative(where: str, cause: str) -> Finding:
+    """An operator of the model cannot be differentiated twice."""
+    return Finding(
+        code="no-second-derivative",
+        severity="warning",
+        where=where,
+        title="No second derivative",
+        text=f"The gradient of the gradient cannot be computed here: {cause}. Closed "
+        "forms do not need it; gradient matching does.",
+        remedy="Switch to a differentiable implementation, for example "
+        'attn_implementation="eager" (transformers) or TIMM_FUSED_ATTN=0 (timm).',
+    )

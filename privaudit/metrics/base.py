@@ -1,0 +1,94 @@
+"""A metric is a pure function of two image batches, plus facts about it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from privaudit._plugin import Plugin
+from privaudit.errors import ConfigError
+from privaudit.verdict import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Metric(Plugin):
+    """Base of all metrics. A subclass states its facts and implements :meth:`measure`.
+
+    Facts: ``unit``, ``bounds``, which side is leakier, and ``source``.
+    """
+
+    title: ClassVar[str]
+    unit: ClassVar[str] = ""
+    bounds: ClassVar[tuple[float, float]]
+    lower_is_leakier: ClassVar[bool] = False
+    scope: ClassVar[Literal["image", "set"]] = "image"
+    """``image``: one value each; ``set``: one value for all images together."""
+    identical_is_infinite: ClassVar[bool] = False
+    """True where equal images have no finite value."""
+    source: ClassVar[str]
+
+    @abstractmethod
+    def measure(self, truth: Tensor, guess: Tensor) -> Tensor:
+        """Score ``guess`` against ``truth``.
+
+        Args:
+            truth: (batch, channels, height, width) in [0, 1].
+            guess: The same shape and range, in the same order.
+
+        Returns:
+            Shape (batch,), or (1,) for metrics of the whole set. NaN where the
+            metric is not defined.
+        """
+
+    def score(self, truth: Tensor, guess: Tensor) -> list[Score]:
+        """Check both sides, measure, and say in words where there is no number.
+
+        Raises:
+            ConfigError: Shapes differ, or values are not pixels in [0, 1].
+        """
+        _check(truth, guess)
+        values = self.measure(truth.float(), guess.float()).double().tolist()
+        return [self._as_score(value) for value in values]
+
+    def _as_score(self, value: float) -> Score:
+        if math.isfinite(value):
+            return Score(value=value)
+        if self.identical_is_infinite and value == math.inf:
+            return Score(value=None, note="identical")
+        return Score(value=None, note=f"{self.name} is not defined here")
+
+
+def _check(truth: Tensor, guess: Tensor) -> None:
+    if truth.shape != guess.shape:
+        raise ConfigError(
+            "metric",
+            expected=f"shape {tuple(truth.shape)} as the truth",
+            got=str(tuple(guess.shape)),
+            hint="Score images of one size.",
+        )
+    for side, images in (("truth", truth), ("reconstruction", guess)):
+        _check_range(side, images)
+
+
+def _check_range(side: str, images: Tensor) -> None:
+    finite = images.float().isfinite().flatten(1).all(1)
+    if not bool(finite.all()):
+        index = int((~finite).nonzero()[0])
+        raise ConfigError(
+            f"{side}, image {index}",
+            expected="finite values",
+            got="NaN or infinity",
+            hint="A broken image is a failed attack, not a score.",
+        )
+    low, high = float(images.min()), float(images.max())
+    if not images.is_floating_point() or low < 0 or high > 1:
+        raise ConfigError(
+            side,
+            expected="float pixels in [0, 1]",
+            got=f"{images.dtype} in [{low:g}, {high:g}]",
+            hint="Map them back first: scores on normalised or 0-255 values are "
+            "other numbers.",
+        )
