@@ -35,13 +35,34 @@ def pristine(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass does to buffers (batch statistics, power iteration)."""
-    before = [(b, b.detach().clone()) for b in model.buffers()]
+    """Let a forward pass change copies of the buffers (batch statistics, ...).
+
+    The copies stay with the graph that was built on them, so that a second
+    derivative taken later still finds the values that the forward pass used.
+    """
+    before = [(m, dict(m._buffers)) for m in model.modules() if _swappable(m)]
+    copies: dict[int, Tensor | None] = {id(None): None}
     try:
+        for module, buffers in before:
+            for name, buffer in buffers.items():
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = _copied(buffer)
+                module._buffers[name] = copies[id(buffer)]
         yield
     finally:
-        for buffer, kept in before:
-            _put_back(buffer, kept)
+        for module, buffers in before:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+
+
+def _swappable(module: nn.Module) -> bool:
+    return bool(module._buffers) and not isinstance(module, torch.jit.ScriptModule)
+
+
+def _copied(buffer: Tensor | None) -> Tensor | None:
+    if buffer is None or not _restorable(buffer):
+        return buffer
+    return buffer.detach().clone()
 
 
 @dataclass
@@ -154,7 +175,7 @@ def _take_world() -> list[Callable[[], object]]:
         lambda: torch.set_rng_state(torch_state),
         lambda: random.setstate(python_state),
     ]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state_all()
         undo.append(lambda: torch.cuda.set_rng_state_all(cuda))
     if "numpy" in sys.modules:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from privaudit._pixels import Normalisation, refuse_nan, to_pixels
-from privaudit.errors import ConfigError
+from privaudit.errors import ConfigError, NothingToAuditError
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ def _gather(
         except OSError as error:
             skipped.append((index, name, str(error)))
     if not ready:
-        raise ConfigError(
+        raise NothingToAuditError(
             "sample",
             expected="at least one readable image",
             got="; ".join(f"{n}: {why}" for _, n, why in skipped) or "an empty list",

@@ -191,7 +191,7 @@ class Session:
             for cls in METRICS.values()
             if cls.scope == "image" and not cls.identical_is_infinite
         ]
-        return pairs, pictures.add("images/unrelated.png", others[0])
+        return pairs, pictures.add("images/unrelated.png", others[-1])
 
     def _samples(
         self, clients: Sequence[Client], pictures: Pictures

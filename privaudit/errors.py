@@ -26,6 +26,10 @@ class ConfigError(PrivauditError):
     """A setting, a file or an input that cannot be used."""
 
 
+class NothingToAuditError(ConfigError):
+    """No image was left to audit."""
+
+
 class UnsupportedModelError(PrivauditError):
     """A model, or a part of it, that cannot be audited as it stands."""
 

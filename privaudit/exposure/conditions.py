@@ -5,20 +5,25 @@ Nothing here touches the user's modules; every change ends with the context.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
 def audit_conditions(model: nn.Module) -> Iterator[None]:
-    """Math attention, eager execution, no cuDNN for recurrent layers on CUDA."""
+    """Math attention, eager, nothing recomputed, no cuDNN for RNNs on CUDA."""
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_checkpoints())
         if _recurrent_on_cuda(model):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield

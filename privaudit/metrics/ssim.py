@@ -49,4 +49,5 @@ class Ssim(Metric):
         )
         if isinstance(value, tuple):
             value = value[0]
-        return value.reshape(len(truth))
+        # Rounding may step a hair beyond the bounds of the definition.
+        return value.reshape(len(truth)).clamp(-1.0, 1.0)

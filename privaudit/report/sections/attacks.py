@@ -86,8 +86,8 @@ def _residual(attack: AttackRecord) -> str:
     known = [o.residual for o in attack.outcomes if o.residual is not None]
     if not known:
         return phrases.DASH
-    low, high = phrases.number(min(known)), phrases.number(max(known))
-    return low if low == high else f"{low} to {high}"
+    worst = phrases.number(max(known))
+    return worst if len(known) == 1 else f"≤ {worst}"
 
 
 def _words(attacks: list[AttackRecord]) -> Bullets:

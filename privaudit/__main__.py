@@ -1,0 +1,5 @@
+"""``python -m privaudit``."""
+
+from privaudit.cli import main
+
+main()
