@@ -40,7 +40,10 @@ def main() -> int:
         labels = torch.arange(len(images)) * 31 % 1000
         results.append(
             cells.attack_all(
-                "torchvision vit_b_16 224 p=0.1", cells.vit_b_16(), images, labels,
+                "torchvision vit_b_16 224 p=0.1",
+                cells.vit_b_16(),
+                images,
+                labels,
                 cells.IMAGENET,
             )  # fmt: skip
         )

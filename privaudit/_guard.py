@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,15 +24,14 @@ def pristine(model: nn.Module) -> Iterator[None]:
     attribute, random states (torch, CUDA, numpy, Python) and backend flags. Holds
     on success, on error and on Ctrl-C.
     """
-    modules = [_ModuleState.take(m) for m in model.modules()]
+    held = _Held()
+    for module in model.modules():
+        held.keep(module)
     world = _take_world()
     try:
         yield
     finally:
-        for state in modules:
-            state.restore()
-        for put_back in world:
-            put_back()
+        _do_all([*held.undo, *world])
 
 
 @contextmanager
@@ -94,37 +95,84 @@ class _TensorState:
             _put_back(self.grad, self.kept_grad)
 
 
-@dataclass
-class _ModuleState:
-    module: nn.Module
-    attributes: dict[str, Any]
-    containers: dict[str, Any]
-    tensors: list[_TensorState]
+class _Held:
+    """Everything mutable that the model holds, and its content.
 
-    @classmethod
-    def take(cls, module: nn.Module) -> _ModuleState:
-        attributes = dict(vars(module))
-        containers = {
-            name: value.copy()
-            for name, value in attributes.items()
-            if isinstance(value, (dict, list, set))
-        }
-        held = [*module._parameters.values(), *module._buffers.values()]
-        held += [v for v in attributes.values() if isinstance(v, Tensor)]
-        tensors = [
-            _TensorState.take(t) for t in held if t is not None and _restorable(t)
-        ]
-        return cls(module, attributes, containers, tensors)
+    Containers are followed to any depth, objects of other classes only where a
+    module holds them: what they are connected to is not the model's.
+    """
 
-    def restore(self) -> None:
-        current = vars(self.module)
-        for name in [n for n in current if n not in self.attributes]:
-            del current[name]
-        current.update(self.attributes)
-        for name, kept in self.containers.items():
-            _refill(self.attributes[name], kept)
-        for state in self.tensors:
-            state.restore()
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], object]] = []
+        self._seen: dict[int, Any] = {}
+
+    def keep(self, value: Any, *, objects: bool = True) -> None:
+        """Remember the content of ``value`` and of what it holds."""
+        if id(value) in self._seen or isinstance(value, _ATOMS):
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, nn.Module):
+            self.keep(vars(value))
+        elif isinstance(value, Tensor):
+            if _restorable(value):
+                self.undo.append(_TensorState.take(value).restore)
+        elif isinstance(value, (dict, list, set, deque, tuple)):
+            self._keep_container(value, objects)
+        elif not self._keep_generator(value) and objects:
+            self.keep(getattr(value, "__dict__", None), objects=False)
+
+    def _keep_container(self, value: Any, objects: bool) -> None:
+        if not isinstance(value, tuple):
+            kept = value.copy()
+            self.undo.append(lambda: _refill(value, kept))
+        for part in value.values() if isinstance(value, dict) else value:
+            self.keep(part, objects=objects)
+
+    def _keep_generator(self, value: Any) -> bool:
+        if isinstance(value, torch.Generator):
+            state = value.get_state()
+            self.undo.append(lambda: value.set_state(state))
+        elif isinstance(value, random.Random):
+            own = value.getstate()
+            self.undo.append(lambda: value.setstate(own))
+        elif type(value).__module__.partition(".")[0] == "numpy":
+            self._keep_numpy(value)
+        else:
+            return False
+        return True
+
+    def _keep_numpy(self, value: Any) -> None:
+        import numpy as np
+
+        if isinstance(value, np.ndarray) and value.flags.writeable:
+            kept = value.copy()
+            self.undo.append(lambda: np.copyto(value, kept))
+        elif isinstance(value, np.random.RandomState):
+            state = value.get_state()
+            self.undo.append(lambda: value.set_state(state))
+        elif isinstance(value, np.random.Generator):
+            inner = value.bit_generator.state
+            self.undo.append(lambda: setattr(value.bit_generator, "state", inner))
+
+
+def _do_all(steps: list[Callable[[], object]]) -> None:
+    """Every step, outer containers first, even when Ctrl-C is pressed once more."""
+    again: KeyboardInterrupt | None = None
+    for step in steps:
+        try:
+            step()
+        except KeyboardInterrupt as interrupt:
+            again = interrupt
+            step()
+    if again is not None:
+        raise again
+
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, type, ModuleType, torch.dtype,
+    torch.device, FunctionType, BuiltinFunctionType, MethodType, CodeType,
+)  # fmt: skip
+"""Never changed by a forward pass, or not the model's own."""
 
 
 def _restorable(tensor: Tensor) -> bool:
@@ -132,16 +180,18 @@ def _restorable(tensor: Tensor) -> bool:
 
 
 def _refill(container: Any, kept: Any) -> None:
-    """Put a dict, list or set back in place, the order of its entries included."""
-    if isinstance(container, list):
-        container[:] = kept
+    """Put a container back in place, the order of its entries included."""
+    now, then = list(container), list(kept)
+    same = len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
+    if isinstance(container, dict):
+        same = same and all(container[k] is kept[k] for k in kept)
+    if same:
         return
-    same = list(container) == list(kept)
-    if same and isinstance(container, dict):
-        same = all(container[k] is kept[k] for k in kept)
-    if not same:
-        container.clear()
+    container.clear()
+    if isinstance(container, (dict, set)):
         container.update(kept)
+    else:
+        container.extend(kept)
 
 
 def _put_back(tensor: Tensor, kept: Tensor) -> None:

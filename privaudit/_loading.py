@@ -1,12 +1,13 @@
-"""From the command line's words to a model, its weights, images and labels."""
+"""From the command line's words to a model, its weights and images."""
 
 from __future__ import annotations
 
-import csv
 import importlib
 import importlib.util
-import json
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def load_model(spec: str) -> nn.Module:
             got=repr(spec),
             hint="Name the function that builds the model.",
         )
-    module = _import(place)
+    module = _guarded("--model", f"{place} can be imported", lambda: _import(place))
     try:
         factory = getattr(module, name)
     except AttributeError:
@@ -49,7 +50,9 @@ def load_model(spec: str) -> nn.Module:
             got=f"no {name!r} there",
             hint=f"It has: {', '.join(sorted(public)[:20])}.",
         ) from None
-    model = factory if isinstance(factory, nn.Module) else factory()
+    model = factory
+    if not isinstance(factory, nn.Module):
+        model = _guarded("--model", f"{spec} builds a model without arguments", factory)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             "--model",
@@ -60,35 +63,66 @@ def load_model(spec: str) -> nn.Module:
     return model
 
 
+def _guarded(where: str, expected: str, call: Callable[[], Any]) -> Any:
+    """Run the user's code; whatever it raises is a fault of the configuration."""
+    try:
+        return call()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            where,
+            expected=expected,
+            got=f"{type(error).__name__}: {error} ({_line_of(error)})",
+            hint="Run that file by itself to see the whole traceback.",
+        ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Where in the user's code it was raised."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [f for f in frames if not f.filename.startswith("<frozen")][-1]
+    return f"{last.filename}, line {last.lineno}"
+
+
 def _import(place: str) -> Any:
     if not place.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
         try:
-            return importlib.import_module(place)
+            with _searched(Path.cwd()):
+                return importlib.import_module(place)
         except ModuleNotFoundError as error:
+            if not f"{place}.".startswith(f"{error.name}."):
+                raise
             raise ConfigError(
                 "--model",
                 expected=f"a module {place}",
                 got=str(error),
                 hint="Run from the folder that holds it, or give path.py:factory.",
             ) from error
-        finally:
-            sys.path.pop(0)
-    path = Path(place)
-    if not path.is_file():
+    path = Path(place).absolute()
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or found is None or found.loader is None:
         raise ConfigError(
             "--model", expected="a Python file", got=f"no file {place}",
             hint="Check the path.",
         )  # fmt: skip
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    if found is None or found.loader is None:
-        raise ConfigError(
-            "--model", expected="a Python file", got=place, hint="Check the path."
-        )
     module = importlib.util.module_from_spec(found)
     sys.modules.setdefault(path.stem, module)
-    found.loader.exec_module(module)
+    with _searched(path.parent):
+        found.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def _searched(folder: Path) -> Iterator[None]:
+    """Modules beside the user's are found, as when Python runs that file."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
@@ -102,12 +136,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     Raises:
         ConfigError: Missing, damaged, not finite, or not the model's weights.
     """
-    state = _read_weights(path)
-    notes = []
-    for prefix in _WRAPPERS:
-        if state and all(k.startswith(prefix) for k in state):
-            state = {k.removeprefix(prefix): v for k, v in state.items()}
-            notes.append(f"prefix {prefix!r} taken off the names in {path.name}")
+    state, notes = _unwrapped(_read_weights(path), set(model.state_dict()), path)
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(
@@ -119,6 +148,20 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     _check_names(model, state, path)
     model.load_state_dict(state)
     return notes
+
+
+def _unwrapped(
+    state: dict[str, Tensor], own: set[str], path: Path
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Names without the prefixes of wrappers, unless the model has these itself."""
+    notes = []
+    while state and not own & state.keys():
+        prefix = next((p for p in _WRAPPERS if all(k.startswith(p) for k in state)), "")
+        if not prefix:
+            break
+        state = {k.removeprefix(prefix): v for k, v in state.items()}
+        notes.append(f"prefix {prefix!r} taken off the names in {path.name}")
+    return state, notes
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -143,10 +186,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict):
+        loaded = {type(loaded).__name__: None}
+    others = [str(k) for k, v in loaded.items() if not isinstance(v, torch.Tensor)]
+    if others:
         raise ConfigError(
             str(path),
-            expected="a state_dict",
-            got=type(loaded).__name__,
+            expected="a state_dict: names and tensors",
+            got=f"{', '.join(others[:5])}, which is no tensor",
             hint="Save model.state_dict(), best as safetensors.",
         )
     return {str(k): v for k, v in loaded.items()}
@@ -154,13 +200,14 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _damaged(path: Path, error: Exception) -> ConfigError:
     size = path.stat().st_size
-    start = path.open("rb").read(64).lstrip().lower()
+    with path.open("rb") as file:
+        start = file.read(64).lstrip().lower()
     what = f"a damaged file of {size} bytes ({type(error).__name__})"
     if size == 0:
         what = "an empty file"
     elif start.startswith((b"<!doctype", b"<html")):
         what = f"an HTML page of {size} bytes"
-    elif "weights_only" in str(error) or "Unsupported" in str(error):
+    elif "Unsupported" in str(error):
         what = f"a pickle with more than weights ({type(error).__name__})"
     return ConfigError(
         str(path),
@@ -241,72 +288,20 @@ def _prepared(
     try:
         with Image.open(path) as opened:
             opened.load()
-            image = opened.convert(mode) if mode else opened.copy()
-    except OSError:
+            image = opened.copy()
+    except (OSError, ValueError, Image.DecompressionBombError):
         return path
+    if mode is not None and image.mode[0] in "IF":
+        raise ConfigError(
+            f"--image-mode {mode}: {path.name}",
+            expected="8 bits a channel",
+            got=f"mode {image.mode}",
+            hint="Scale it to 8 bits first; a plain conversion would cut values off.",
+        )
+    if mode is not None:
+        image = image.convert(mode)
     if size is not None:
         height, width = size
         image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
     image.filename = str(path)  # type: ignore[attr-defined]
     return image
-
-
-def load_labels(path: Path, files: list[Any]) -> list[int]:
-    """Class ids in the order of the images.
-
-    Args:
-        path: CSV with lines ``file name,class id``, JSON mapping names to ids, or a
-            text file with one id a line in order of the image names.
-        files: The images, with their names.
-
-    Raises:
-        ConfigError: A name without a label, or a label that is not a number.
-    """
-    names = [_name(f) for f in files]
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(
-            "--labels", expected="a readable file", got=str(error),
-            hint="Check the path.",
-        ) from error  # fmt: skip
-    if path.suffix == ".json":
-        data = json.loads(text)
-        table = data if isinstance(data, dict) else dict(zip(names, data, strict=False))
-    else:
-        rows = [r for r in csv.reader(text.splitlines()) if r and r[0].strip()]
-        if rows and not rows[0][-1].strip().lstrip("-").isdigit():
-            rows = rows[1:]
-        if rows and len(rows[0]) == 1:
-            _same_count(len(rows), len(names))
-            table = dict(zip(names, (r[0] for r in rows), strict=True))
-        else:
-            table = {r[0].strip(): r[1] for r in rows if len(r) > 1}
-    return [_label(table, name) for name in names]
-
-
-def _name(file: Any) -> str:
-    return Path(str(getattr(file, "filename", file))).name
-
-
-def _same_count(labels: int, images: int) -> None:
-    if labels != images:
-        raise ConfigError(
-            "--labels",
-            expected=f"{images} labels, one per image",
-            got=str(labels),
-            hint="Use lines of the form `file name,class id` to be sure of the order.",
-        )
-
-
-def _label(table: dict[str, Any], name: str) -> int:
-    value = table.get(name, table.get(Path(name).stem))
-    try:
-        return int(str(value).strip())
-    except ValueError:
-        raise ConfigError(
-            f"--labels: {name}",
-            expected="a class id",
-            got="none" if value is None else repr(value),
-            hint="Add a line with this file name and its class id.",
-        ) from None

@@ -15,6 +15,8 @@ from torch import Tensor
 from privaudit.errors import ConfigError
 
 _TOLERANCE = 1e-4
+_LARGEST = 4.0
+"""A mean or std beyond this is not in [0, 1] units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,13 @@ class Normalisation:
                 expected=f"{len(means)} values as in mean",
                 got=str(len(stds)),
                 hint="Give one value per channel in both.",
+            )
+        if any(not abs(m) <= _LARGEST for m in means) or max(stds) > _LARGEST:
+            raise ConfigError(
+                "Auditor.mean",
+                expected="mean and std in [0, 1] units",
+                got=f"mean {list(means)}, std {list(stds)}",
+                hint="Divide both by 255 if they are in 0-255 units.",
             )
         if any(not s > 0 for s in stds):
             raise ConfigError(
@@ -98,9 +107,7 @@ class Normalisation:
 
 
 def _floats(values: Any) -> tuple[float, ...]:
-    if isinstance(values, (int, float)):
-        return (float(values),)
-    return tuple(float(v) for v in values)
+    return tuple(torch.as_tensor(values, dtype=torch.float64).flatten().tolist())
 
 
 def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
@@ -114,11 +121,19 @@ def to_unit(images: Tensor, value_range: tuple[float, float]) -> Tensor:
         ConfigError: NaN, or values that do not fit the declared range.
     """
     low, high = value_range
+    if not low < high:
+        raise ConfigError(
+            "value_range",
+            expected="(low, high) with low < high",
+            got=str(value_range),
+            hint="Name the values of black and white.",
+        )
     data = images.detach().float()
     refuse_nan(data)
     if data.numel() and (data.min() < low - 1e-3 or data.max() > high + 1e-3):
         raise _range_error(data, value_range)
-    if high > 1.0 and data.numel() and data.max() <= 1.0 and data.max() > 0:
+    whole = not images.is_floating_point()
+    if high > 1.0 and not whole and data.numel() and 0 < data.max() <= 1.0:
         raise _range_error(data, value_range)
     return ((data - low) / (high - low)).clamp(0, 1)
 
@@ -134,12 +149,17 @@ def _range_error(data: Tensor, value_range: tuple[float, float]) -> ConfigError:
     )
 
 
-def refuse_nan(images: Tensor) -> None:
-    """Refuse images with NaN or infinite values, naming the first."""
+def refuse_nan(images: Tensor, first: int = 0) -> None:
+    """Refuse images with NaN or infinite values, naming the first.
+
+    Args:
+        images: (batch, channels, height, width).
+        first: Number of the first of them.
+    """
     bad = (~images.flatten(1).isfinite()).any(1).nonzero().flatten().tolist()
     if bad:
         raise ConfigError(
-            f"image {bad[0]}",
+            f"image {first + bad[0]}",
             expected="finite values",
             got="NaN or infinity"
             + (f" (also in {len(bad) - 1} more)" if bad[1:] else ""),
@@ -172,6 +192,13 @@ def to_pixels(
 
 
 def _looks_normalised(low: float, high: float) -> ConfigError:
+    if low >= 0 and high > 16:
+        return ConfigError(
+            "images",
+            expected="float pixels in [0, 1], or uint8",
+            got=f"float in the range [{low:.1f}, {high:.1f}]",
+            hint="Divide by the largest value that a pixel can have, such as 255.",
+        )
     return ConfigError(
         "images",
         expected="pixels in [0, 1]",

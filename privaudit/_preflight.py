@@ -9,11 +9,13 @@ from privaudit._runner import Client
 from privaudit.exposure import GradientExposure, relative_error
 from privaudit.exposure.diagnose import innermost_module
 from privaudit.inventory import Finding
-from privaudit.inventory.findings import no_second_derivative
+from privaudit.inventory.findings import no_second_derivative, truth_does_not_fit
 from privaudit.result import Preflight
 from privaudit.types import Batch
 
 REPLAY_TOLERANCE = 1e-5
+TRUTH_TOLERANCE = 1e-3
+"""Above rounding in deep float32 networks, below anything a mask could change."""
 
 
 def preflight(
@@ -32,6 +34,9 @@ def preflight(
         exposure.gradient(model, batch, tape=step.tape), step.observation.gradients
     )
     second, found = _second_derivative(model, exposure, client)
+    if truth > TRUTH_TOLERANCE:
+        notes.append(f"the gradient at the truth is off by {truth:.1e} (relative)")
+        found.append(truth_does_not_fit(truth))
     return (
         Preflight(
             replay_error=replay,

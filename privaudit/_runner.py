@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from privaudit.attacks import Attack
 from privaudit.config import Budget
-from privaudit.errors import AttackError
 from privaudit.exposure import ClientStep, relative_error
 from privaudit.types import AttackerKnowledge, Batch, Reconstruction, Target
 from privaudit.verdict import AttackState
@@ -19,6 +18,12 @@ from privaudit.verdict import AttackState
 CLAIM_TOLERANCE = 1e-2
 """A claim of exactness is refused when the client's own masks give a gradient further
 off than this. Looser than the claim itself: deep networks amplify rounding."""
+
+SAME_IMAGE_MSE = 1e-4
+"""An exact reconstruction is the client's image up to this mean squared error."""
+
+RANGE_TOLERANCE = 1e-2
+"""Rounding may pass black and white by so much; beyond it the range is another."""
 
 _SEVERITY: tuple[AttackState, ...] = (
     "failed", "stopped", "plateau", "converged", "exact", "skipped",
@@ -121,7 +126,8 @@ def _one(
 ) -> Reconstruction:
     if clock.is_up:
         return Reconstruction(None, "stopped", "no time was left for this client")
-    known = AttackerKnowledge(client.batch.labels if labels_known else None)
+    masks = client.step.tape if attack.diagnostic else None
+    known = AttackerKnowledge(client.batch.labels if labels_known else None, masks)
     aimed = Target(target.model, target.exposure, known, target.memory)
     generator = torch.Generator().manual_seed(seed)
     try:
@@ -129,37 +135,75 @@ def _one(
             aimed, client.step.observation, budget=clock.rest(), generator=generator
         )
         return _checked(outcome, target, client)
-    except (AttackError, RuntimeError, ValueError, ArithmeticError) as error:
-        text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        return Reconstruction(None, "failed", text)
+    except Exception as error:  # noqa: BLE001  a plug-in may break in any way
+        first = next(iter(str(error).splitlines()), "")
+        return Reconstruction(None, "failed", f"{type(error).__name__}: {first}")
 
 
 def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconstruction:
-    """Hold a claim of exactness against the client's real masks."""
+    """Refuse what is no result, and hold a claim of exactness against the client."""
     images = outcome.images
+    if outcome.state not in _SEVERITY:
+        reason = f"{outcome.state!r} is no way for an attack to end"
+        return replace(outcome, images=None, state="failed", reason=reason)
     if images is None:
-        return outcome
-    if images.shape != client.batch.images.shape or not bool(images.isfinite().all()):
-        return Reconstruction(
-            None, "failed", "numerical: the reconstruction is not a finite image",
-            forms=outcome.forms,
-        )  # fmt: skip
-    if outcome.state != "exact":
-        return outcome
-    apart = observation_error(target, client, images)
-    if apart <= CLAIM_TOLERANCE:
-        return outcome
-    return Reconstruction(
-        images,
-        "failed",
-        f"claims an exact match, but the client's step on it gives another gradient "
-        f"(relative error {apart:.1e})",
-        form=outcome.form,
-        residual=apart,
-        forms=outcome.forms,
-        labels=outcome.labels,
-        notes=outcome.notes,
-    )
+        if outcome.state not in ("exact", "converged", "plateau"):
+            return outcome
+        reason = f"says {outcome.state}, but gives no image"
+        return replace(outcome, state="failed", reason=reason)
+    fault = _fault(images, client.batch.images)
+    if fault is not None:
+        return replace(outcome, images=None, state="failed", reason=fault)
+    if outcome.state == "skipped":
+        return replace(outcome, state="failed", reason="says skipped, gives images")
+    return _verified(outcome, target, client) if outcome.state == "exact" else outcome
+
+
+def _fault(images: Tensor, wanted: Tensor) -> str | None:
+    """Why ``images`` are not pictures of the size asked for."""
+    if images.shape != wanted.shape:
+        return f"shape {tuple(images.shape)}, but the client's is {tuple(wanted.shape)}"
+    if not images.is_floating_point() or not bool(images.isfinite().all()):
+        return "numerical: the reconstruction is not a finite image"
+    low, high = float(images.min()), float(images.max())
+    if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+        return f"pixels are in [{low:.3g}, {high:.3g}], not in [0, 1]"
+    return None
+
+
+def _verified(
+    outcome: Reconstruction, target: Target, client: Client
+) -> Reconstruction:
+    """Exact means: the client's own masks give the gradient, and no other image does.
+
+    Where another image than the client's matches, the observation does not determine
+    the image. That is no evidence of anything, however well it matches.
+    """
+    images = outcome.images
+    apart = observation_error(target, client, images) if images is not None else 0.0
+    if images is None or apart > CLAIM_TOLERANCE:
+        reason = (
+            "claims an exact match, but the client's step on it gives another gradient "
+            f"(relative error {apart:.1e})"
+        )
+        return replace(outcome, state="failed", reason=reason, residual=apart)
+    if not any(bool(g.any()) for g in client.step.observation.gradients.values()):
+        reason = "no information: the whole gradient is zero, whatever the image"
+        return replace(outcome, state="failed", reason=reason)
+    if _furthest(client.batch.images, images) > SAME_IMAGE_MSE:
+        reason = (
+            "matches the observation, but so does the client's own image, which is "
+            "another one: the gradient does not determine the image"
+        )
+        return replace(outcome, state="failed", reason=reason)
+    return outcome
+
+
+def _furthest(truth: Tensor, guess: Tensor) -> float:
+    """Mean squared error of the worst image to its nearest guess, in any order."""
+    flat = guess.to(truth).flatten(1)
+    nearest = [(flat - t).square().mean(1).min() for t in truth.flatten(1)]
+    return float(torch.stack(nearest).max())
 
 
 def observation_error(target: Target, client: Client, images: Tensor) -> float:

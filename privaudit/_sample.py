@@ -14,6 +14,9 @@ from torch import Tensor
 from privaudit._pixels import Normalisation, refuse_nan, to_pixels
 from privaudit.errors import ConfigError, NothingToAuditError
 
+_UNREADABLE = (OSError, SyntaxError, EOFError, ValueError)
+"""What PIL raises for a damaged file."""
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -90,7 +93,17 @@ def _split(sample: Any) -> tuple[Any, Any, str | None]:
         return images, sample.get("labels", sample.get("label")), str(key)
     if isinstance(sample, tuple) and len(sample) == 2 and not _is_image(sample[1]):
         return sample[0], sample[1], None
+    if isinstance(sample, list) and _is_collated(sample):
+        return sample[0], sample[1], None
     return sample, None, None
+
+
+def _is_collated(sample: list[Any]) -> bool:
+    """What a DataLoader gives: a list of one batch of images and its labels."""
+    tensors = all(isinstance(part, Tensor) for part in sample)
+    return (
+        len(sample) == 2 and tensors and sample[0].dim() == 4 and sample[1].dim() <= 2
+    )
 
 
 def _is_image(value: Any) -> bool:
@@ -116,8 +129,8 @@ def _gather(
         try:
             ready.append(_one(item, index, channels))
             names.append(name)
-        except OSError as error:
-            skipped.append((index, name, str(error)))
+        except _UNREADABLE as error:
+            skipped.append((index, name, str(error) or type(error).__name__))
     if not ready:
         raise NothingToAuditError(
             "sample",
@@ -150,7 +163,7 @@ def _one(item: Any, index: int, channels: int | None) -> Tensor:
                 hint="Pass one tensor per image, or one tensor of shape (B, C, H, W).",
             )
         _check_shape(item[None], channels, index)
-        return _from_tensor(item[None], f"image {index}")[0]
+        return _from_tensor(item[None], f"image {index}", index)[0]
     image = _open(item)
     wanted = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels or 3, "RGB")
     if image.mode == "P":
@@ -176,9 +189,12 @@ def _open(item: Any) -> Any:
         )
     from PIL import Image
 
-    with Image.open(item) as image:
-        image.load()
-        return image
+    try:
+        with Image.open(item) as image:
+            image.load()
+            return image
+    except Image.DecompressionBombError as error:
+        raise OSError(str(error)) from error
 
 
 def _mode_error(
@@ -195,7 +211,7 @@ def _mode_error(
     )
 
 
-def _from_tensor(images: Tensor, where: str) -> Tensor:
+def _from_tensor(images: Tensor, where: str, first: int = 0) -> Tensor:
     if images.dim() != 4:
         raise ConfigError(
             where,
@@ -217,21 +233,23 @@ def _from_tensor(images: Tensor, where: str) -> Tensor:
             hint="Convert it: uint8 for 0 to 255, float for 0 to 1.",
         )
     data = images.detach().float()
-    refuse_nan(data)
+    refuse_nan(data, first)
     return data
 
 
 def _check_shape(images: Tensor, channels: int | None, index: int = 0) -> None:
     got = images.shape[1]
-    if channels is None or got == channels:
+    if got == channels:
         return
-    if images.shape[-1] == channels:
+    if images.shape[-1] == channels or (channels is None and _is_hwc(images)):
         raise ConfigError(
             f"image {index}",
-            expected=f"channels first: ({channels}, height, width)",
+            expected=f"channels first: ({images.shape[-1]}, height, width)",
             got=f"channels last (HWC): {tuple(images.shape[1:])}",
             hint="Permute it: image.permute(2, 0, 1).",
         )
+    if channels is None:
+        return
     kind = {1: "grey", 3: "RGB", 4: "RGBA"}.get(got, "an image")
     wanted = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels, "RGB")
     raise ConfigError(
@@ -240,6 +258,13 @@ def _check_shape(images: Tensor, channels: int | None, index: int = 0) -> None:
         got=f"{kind} ({got} channels)",
         hint=f"Convert it on purpose, for example image.convert({wanted!r}).",
     )
+
+
+def _is_hwc(images: Tensor) -> bool:
+    """Channels last, where no layer says how many channels there are."""
+    height, width, last = images.shape[1:]
+    large = min(height, width) > 4
+    return large and (last in (3, 4) or (last == 1 and height == width))
 
 
 def _same_size(images: list[Tensor], names: list[str]) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from privaudit._terminal import say, show_attacks, show_findings, show_inventory
 from privaudit.errors import AttackError, ConfigError, NothingToAuditError
 from privaudit.errors import PrivauditError as _PrivauditError
 
 if TYPE_CHECKING:
-    from privaudit.inventory.records import Inventory
     from privaudit.result import AuditResult
     from privaudit.verdict import Policy, Verdict
 
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 
 Redact = Literal["none", "originals", "all"]
+JUDGING = ("demo", "audit", "gate")
+"""Commands whose last line of standard output is the verdict, whatever happens."""
 
 Model = Annotated[
     str,
@@ -48,8 +51,11 @@ Size = Annotated[
     typer.Option("--size", help="Resize and centre-crop to N or HEIGHTxWIDTH"),
 ]
 ImageMode = Annotated[
-    str | None,
-    typer.Option("--image-mode", help="Convert images on purpose: RGB or L"),
+    Literal["RGB", "L"] | None,
+    typer.Option("--image-mode", help="Convert images on purpose"),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of every draw of the audit")
 ]
 Out = Annotated[Path, typer.Option("--out", help="A folder, or a .html or .json file")]
 RedactOption = Annotated[
@@ -61,7 +67,7 @@ MaxSsim = Annotated[
 ]
 Limits = Annotated[
     list[str] | None,
-    typer.Option("--limit", help="Limit of another metric, such as mse=.01"),
+    typer.Option("--limit", help="Any metric, such as re_identification=.1"),
 ]
 ResultPath = Annotated[
     Path, typer.Argument(help="The folder that `audit --out` wrote, or its result.json")
@@ -70,12 +76,13 @@ ResultPath = Annotated[
 
 @app.command()
 def demo(
-    out: Out = Path("demo-report"), redact: RedactOption = "none", seed: int = 0
+    out: Out = Path("demo-report"), redact: RedactOption = "none", seed: Seed = 0
 ) -> int:
     """Audit a ViT-B/16 with dropout on shipped photographs. It leaks: exit 1."""
     from privaudit._demo import PHOTOGRAPHS, run_demo
 
-    _say(
+    _check_out(out)
+    say(
         "Auditing torchvision's ViT-B/16 (dropout .1, random weights) on "
         f"{PHOTOGRAPHS} photographs, one client each: about half a minute on two cores."
     )
@@ -106,7 +113,7 @@ def inspect(
     if as_json:
         print(inventory.model_dump_json(indent=2))
     else:
-        _show_inventory(inventory)
+        show_inventory(inventory)
     return 0
 
 
@@ -128,7 +135,7 @@ def audit(
     image_mode: ImageMode = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", help="Images in one step; left out: all of them"),
+        typer.Option("--batch-size", min=1, help="Images in one step; default: all"),
     ] = None,
     attacks: Annotated[
         str, typer.Option("--attacks", help="auto, all, or names with commas")
@@ -139,17 +146,21 @@ def audit(
     budget: Annotated[
         str, typer.Option("--budget", help="quick, standard, thorough, or seconds")
     ] = "standard",
-    seed: int = 0,
-    device: str | None = None,
+    seed: Seed = 0,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cpu")
+    ] = None,
     max_ssim: MaxSsim = None,
     limit: Limits = None,
     redact: RedactOption = "none",
 ) -> int:
     """Attack the model's training step on your images; write a report; gate on it."""
-    from privaudit._loading import load_images, load_labels
+    from privaudit._label_files import load_labels
+    from privaudit._loading import load_images
     from privaudit.auditor import Auditor
     from privaudit.config import Client, Knowledge
 
+    _check_out(out)
     policy = _policy(max_ssim, limit)
     pictures = load_images(images, size=_size(size), mode=image_mode)
     ids = None if labels is None else load_labels(labels, pictures)
@@ -171,13 +182,18 @@ def audit(
 @app.command()
 def report(
     result: ResultPath,
-    out: Annotated[Path, typer.Option("--out", help=".html, .json or a folder")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help=".html, .json or a folder; default: beside it"),
+    ] = None,
     redact: RedactOption = "none",
 ) -> int:
     """Write the report again from a result: no model and no GPU needed."""
     from privaudit.result import AuditResult
 
-    _say(f"Report: {AuditResult.load(result).save(out, redact=redact)}")
+    folder = result if result.is_dir() else result.parent
+    place = folder / "report.html" if out is None else out
+    say(f"Report: {AuditResult.load(result).save(place, redact=redact)}")
     return 0
 
 
@@ -207,51 +223,82 @@ def schema() -> int:
 
 def main() -> None:
     """Run the command line; every way out has its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show must not break a verdict.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(_run(sys.argv[1:]))
 
 
 def _run(arguments: list[str]) -> int:
-    import click
-
+    judging = arguments[:1] and arguments[0] in JUDGING
     try:
-        code = app(args=arguments, standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.ClickException as error:
-        error.show()
-        return _failed("usage", 2)
-    except NothingToAuditError as error:
-        return _failed(str(error), 4, word="not run")
-    except AttackError as error:
-        return _failed(str(error), 3, word="inconclusive")
-    except _PrivauditError as error:
-        return _failed(str(error), 2)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        return _failed("interrupted", 3, word="inconclusive")
-    except Exception:  # noqa: BLE001 - exit code 1 means "leaks" and nothing else
-        traceback.print_exc()
-        return _failed("internal error, please report it", 3, word="inconclusive")
-
-
-def _failed(text: str, code: int, *, word: str = "error") -> int:
-    print(f"privaudit: {word} | {text} | exit {code}", file=sys.stderr)
+        return _code(arguments)
+    except Exception as error:  # noqa: BLE001 - exit code 1 means "leaks", nothing else
+        word, text, code = _way_out(error)
+    except (KeyboardInterrupt, SystemExit) as end:
+        stopped = isinstance(end, KeyboardInterrupt)
+        text = "interrupted" if stopped else "ended by sys.exit or a closed pipe"
+        word, code = "inconclusive", 3
+    line = " ".join(f"privaudit: {word} | {text} | exit {code}".split())
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stdout if judging else sys.stderr)
     return code
+
+
+def _code(arguments: list[str]) -> int:
+    code = app(args=arguments, standalone_mode=False)
+    if not isinstance(code, int):
+        return 0
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+_INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
+_USAGE = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+"""The base of usage errors: click's, or that of the copy that newer typers carry."""
+
+
+def _way_out(error: Exception) -> tuple[str, str, int]:
+    """Word, text and exit code of an error."""
+    if isinstance(error, _USAGE):
+        error.show()  # type: ignore[attr-defined]
+        return "error", f"usage: {error.format_message()}", 2  # type: ignore[attr-defined]
+    if isinstance(error, NothingToAuditError):
+        return "not run", str(error), 4
+    if isinstance(error, AttackError):
+        return "inconclusive", str(error), 3
+    if isinstance(error, _PrivauditError):
+        return "error", str(error), 2
+    if isinstance(error, typer.Abort):
+        return "inconclusive", "interrupted", 3
+    traceback.print_exception(error)
+    return "inconclusive", "internal error, please report it", 3
 
 
 def _finish(result: AuditResult, out: Path, redact: Redact) -> int:
     place = result.save(out, redact=redact)
-    _show_attacks(result)
-    _show_findings(result.record.inventory)
-    _say(f"Report: {place / 'report.html' if place.is_dir() else place}")
+    show_attacks(result)
+    show_findings(result.record.inventory)
+    say(f"Report: {place / 'report.html' if place.is_dir() else place}")
     _explain(result.verdict)
     return result.verdict.exit_code
 
 
 def _explain(verdict: Verdict) -> None:
     for cause in verdict.causes:
-        _say(f"{cause.text}. {cause.remedy}")
+        say(f"{cause.text}. {cause.remedy}")
     print(verdict.line)
+
+
+def _check_out(out: Path) -> None:
+    """Before an audit of minutes, not after it."""
+    if out.suffix.lower() not in ("", ".html", ".json"):
+        raise _bad("--out", "a folder (no suffix), .html or .json", str(out))
+    if out.is_dir() if out.suffix else out.is_file():
+        kind = "file" if out.suffix else "folder"
+        raise _bad("--out", f"a {kind}", f"{out}, which is there and is something else")
 
 
 def _build(spec: str, weights: Path | None) -> Any:
@@ -260,7 +307,7 @@ def _build(spec: str, weights: Path | None) -> Any:
     model = load_model(spec)
     if weights is not None:
         for note in load_weights(model, weights):
-            _say(note)
+            say(note)
     return model
 
 
@@ -284,9 +331,11 @@ def _changed(policy: Policy, max_ssim: float | None, limit: list[str] | None) ->
 def _budget(text: str) -> Any:
     from privaudit.config import Budget
 
-    if text.replace(".", "", 1).isdigit():
-        return Budget(seconds=float(text))
-    return text
+    if not text.replace(".", "", 1).isdecimal():
+        return text
+    if float(text) == 0:
+        raise _bad("--budget", "quick, standard, thorough, or seconds above 0", text)
+    return Budget(seconds=float(text))
 
 
 def _numbers(text: str | None, name: str) -> list[float] | None:
@@ -306,7 +355,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     sides = text.lower().split("x")
-    if not all(s.isdigit() and int(s) > 0 for s in sides) or len(sides) > 2:
+    if not all(s.isdecimal() and int(s) > 0 for s in sides) or len(sides) > 2:
         raise _bad("--size", "N or HEIGHTxWIDTH", text)
     return int(sides[0]), int(sides[-1])
 
@@ -317,50 +366,3 @@ def _bad(where: str, expected: str, got: str) -> ConfigError:
 
 def _words(text: str) -> list[Any]:
     return [w for w in text.replace(",", " ").split() if w]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def _show_attacks(result: AuditResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("attack", "state", "images", "worst SSIM", "seconds", box=None)
-    for label, attack in result.attacks.items():
-        values = [s.value for s in attack.scores.get("ssim", []) if s.value is not None]
-        table.add_row(
-            label,
-            attack.state,
-            str(len(values)) if values else "-",
-            f"{max(values):.4f}" if values else "-",
-            f"{attack.record.seconds:.1f}" if attack.record.outcomes else "-",
-        )
-    Console(stderr=True).print(table)
-
-
-def _show_findings(inventory: Inventory) -> None:
-    for finding in inventory.findings:
-        _say(f"[{finding.severity}] {finding.title} ({finding.where})")
-
-
-def _show_inventory(inventory: Inventory) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console.print(
-        f"{inventory.model}: input {inventory.input_shape}, shares "
-        f"{inventory.trainable} of {inventory.parameters} values"
-    )
-    table = Table("stochastic call", "kind", "p", "shape", "in eval", box=None)
-    for call in inventory.stochastic:
-        p = "-" if call.p is None else f"{call.p:.3g}"
-        shape = "x".join(map(str, call.shape)) if call.active else "inactive"
-        table.add_row(call.name, call.kind, p, shape, "yes" if call.in_eval else "no")
-    console.print(table if inventory.stochastic else "stochastic calls: none found")
-    for finding in inventory.findings:
-        console.print(f"\n[{finding.severity}] {finding.title} ({finding.where})",
-                      markup=False)  # fmt: skip
-        console.print(f"{finding.text} {finding.remedy}".strip(), markup=False)

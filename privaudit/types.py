@@ -16,6 +16,7 @@ from privaudit.verdict import AttackState
 
 if TYPE_CHECKING:
     from privaudit.exposure import GradientExposure
+    from privaudit.tape import Tape
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +63,11 @@ class AttackerKnowledge:
 
     Attributes:
         labels: (batch,), or None when they are to be inferred.
+        masks: The client's own masks: for attacks declared diagnostic only.
     """
 
     labels: Tensor | None = None
+    masks: Tape | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +111,8 @@ class Reconstruction:
         forms: Every form with the reason why it applied or not.
         labels: Class ids that the attacker read off; None where it refused to.
         notes: Facts for the reader, such as why labels were refused.
+        masks: The client's masks, as far as the attack found them.
+        search: How an optimisation went; None for closed forms.
     """
 
     images: Tensor | None
@@ -118,6 +123,31 @@ class Reconstruction:
     forms: Sequence[FormOutcome] = ()
     labels: Tensor | None = None
     notes: Sequence[str] = field(default_factory=tuple)
+    masks: Tape | None = None
+    search: Search | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How an optimisation went.
+
+    Attributes:
+        loss_start: Matching loss at the start.
+        loss_final: Matching loss of the iterate that is returned.
+        iterations: All that were made, over all restarts.
+        restarts: How many runs.
+        unknowns: Values that were optimised.
+        curve: (iteration, total loss) of the best run.
+        pictures: (iteration, image in [0, 1]) of the best run, first image only.
+    """
+
+    loss_start: float
+    loss_final: float
+    iterations: int
+    restarts: int
+    unknowns: int
+    curve: Sequence[tuple[int, float]] = ()
+    pictures: Sequence[tuple[int, Tensor]] = ()
 
 
 Mode = Literal["train", "as_is"]

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privaudit._autograd import partials
 from privaudit.attacks._forms import Attempt, no_gradient
 from privaudit.attacks._patches import fold, patches_of, token_gradient, unfold
-from privaudit.attacks._scene import Scene
+from privaudit.attacks._scene import Scene, feeds
 from privaudit.exposure import shared_parameters
 from privaudit.tape import Op, same_data
 from privaudit.types import Batch
@@ -138,6 +137,11 @@ def _parts(scene: Scene) -> _Parts | str:
         scene.target.model
     ):
         return f"the weight or the input of {first.path} is not known"
+    if structure.uses(first.weight) != 1:
+        return f"the weight of {first.path} is used more than once"
+    dropped = structure.dropped_input()
+    if dropped is not None:
+        return dropped
     norm = next((op for op in structure.ops if op.kind == "layer_norm"), None)
     if norm is None:
         return "there is no LayerNorm behind the patch embedding"
@@ -159,7 +163,7 @@ def _broken(scene: Scene, parts: _Parts) -> str | None:
     """What stands between the embedding and the norm."""
     for site in scene.structure.sites:
         draw = scene.structure.tape.draws[site.draw]
-        if draw.active and _feeds(site.output, parts.norm.input):
+        if draw.active and feeds(site.output, parts.norm.input):
             return f"dropout ({draw.name}) acts between embedding and {parts.norm.path}"
     inputs = scene.structure.inputs
     other = inputs.blank(0.25).requires_grad_()
@@ -178,12 +182,3 @@ def _broken(scene: Scene, parts: _Parts) -> str | None:
     if (moved - expected).norm() > _AFFINE_TOLERANCE * expected.norm():
         return f"the tokens change on their way from {parts.patch.path} to the norm"
     return None
-
-
-def _feeds(source: Tensor, result: Tensor) -> bool:
-    if source is result or same_data(source, result):
-        return True
-    if not (source.requires_grad and result.requires_grad):
-        return False
-    (back,) = partials(result.sum(), [source])
-    return back is not None

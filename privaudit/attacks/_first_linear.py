@@ -34,7 +34,9 @@ def with_bias(scene: Scene) -> Attempt:
     if power == 0:
         return Attempt(WITH_BIAS, False, f"the bias gradient of {first.path} is zero")
     found = bias @ weight / power
-    residual = float((weight - torch.outer(bias, found)).norm() / weight.norm())
+    # A black image has a weight gradient of exactly zero: nothing is left over.
+    rest = (weight - torch.outer(bias, found)).norm()
+    residual = float(rest / weight.norm()) if weight.any() else 0.0
     if residual >= EXACT:
         reason = f"the gradient of {first.path} is not of rank 1 ({residual:.1e})"
         return Attempt(WITH_BIAS, False, reason, residual=residual)
@@ -47,7 +49,8 @@ def with_bias(scene: Scene) -> Attempt:
 def without_bias(scene: Scene) -> Attempt:
     """The gradient gives x up to scale and sign; the rest of it fixes both.
 
-    The masks are read off first, then one number is searched.
+    A bias that is frozen is as good as none: it is known, and not shared. The masks
+    are read off first, then one number is searched.
     Source: design of this project; mask read-off Scheliga 2023, eq. 7.
     """
     refusal = _refusal(WITHOUT_BIAS, scene)
@@ -80,8 +83,8 @@ def _refusal(form: str, scene: Scene) -> Attempt | None:
     wants_bias = form == WITH_BIAS
     if reason is None and wants_bias and first.bias is None:
         reason = f"{first.path} has no bias"
-    if reason is None and not wants_bias and first.bias is not None:
-        reason = f"{first.path} has a bias: the form with bias applies"
+    if reason is None and not wants_bias and scene.gradient(first.bias) is not None:
+        reason = f"{first.path} shares its bias: the form with bias applies"
     return None if reason is None else Attempt(form, False, reason)
 
 
@@ -99,22 +102,7 @@ def _not_one_row(scene: Scene, first: Op) -> str | None:
         return f"the weight of {first.path} is not itself a parameter"
     if scene.structure.uses(first.weight) != 1:
         return f"the weight of {first.path} is used more than once"
-    if _dropped_before(scene, first):
-        return f"dropout acts on the input of {first.path}"
-    return None
-
-
-def _dropped_before(scene: Scene, first: Op) -> bool:
-    tape = scene.structure.tape
-    width = first.input.numel()
-    for site in scene.structure.sites:
-        if tape.draws[site.draw].active and site.output is first.input:
-            return True
-        # A draw made before the first layer ran leaves its mark on the input.
-        same = site.output.numel() == width
-        if same and site.output.data_ptr() == first.input.data_ptr():
-            return tape.draws[site.draw].active
-    return False
+    return scene.structure.dropped_input()
 
 
 def _rank_one(gradient: Tensor) -> tuple[Tensor, float]:

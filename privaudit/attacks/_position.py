@@ -77,7 +77,9 @@ def _refusal(scene: Scene) -> str | None:
         )
     if first.weight is None:
         return f"the weight of {first.path} is not itself a parameter"
-    return None
+    if scene.structure.uses(first.weight) != 1:
+        return f"the weight of {first.path} is used more than once"
+    return scene.structure.dropped_input()
 
 
 def _locate(scene: Scene, first: Op) -> tuple[str, slice] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privaudit._autograd import partials
 from privaudit.attacks._inputs import InputMap
 from privaudit.exposure import relative_error, shared_parameters
 from privaudit.tape import DropSite, Op, Tape, Tracer, same_data
@@ -48,9 +49,27 @@ class Structure:
                 return op if same_data(op.output, self.logits) else None
         return None
 
-    def uses(self, weight: str) -> int:
+    def uses(self, weight: str | None) -> int:
         """How many calls use the parameter ``weight``."""
         return sum(op.weight == weight for op in self.ops)
+
+    def dropped_input(self) -> str | None:
+        """The refusal of every form where a mask acts before the first layer."""
+        for site in self.sites:
+            draw = self.tape.draws[site.draw]
+            if draw.active and feeds(site.output, self.first.input):
+                return f"dropout ({draw.name}) acts on the input of {self.first.path}"
+        return None
+
+
+def feeds(source: Tensor, result: Tensor) -> bool:
+    """True when ``result`` was computed from ``source``."""
+    if source is result or same_data(source, result):
+        return True
+    if not (source.requires_grad and result.requires_grad):
+        return False
+    (back,) = partials(result.sum(), [source])
+    return back is not None
 
 
 @dataclass(frozen=True, eq=False)

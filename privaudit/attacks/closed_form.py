@@ -101,12 +101,14 @@ def _report(
             notes=notes,
         )  # fmt: skip
     images = best.images
+    state: Literal["exact", "plateau", "failed"] = "exact" if best.exact else "plateau"
     if images is None:
         # Nothing in the gradient: the best guess is grey, and it is shown as such.
-        images = scene.structure.inputs.blank()
+        # That is no result of an attack, so it must not count as one that ended.
+        images, state = scene.structure.inputs.blank(), "failed"
     return Reconstruction(
         images.float().clamp(0, 1),
-        "exact" if best.exact else "plateau",
+        state,
         best.reason,
         form=best.form if best.images is not None else "",
         residual=best.residual,

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
+
+from privaudit.exposure.unwrap import compiled_parts
 
 
 @contextmanager
@@ -24,8 +25,49 @@ def audit_conditions(model: nn.Module) -> Iterator[None]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_checkpoints())
+        if compiled_parts(model):
+            stack.enter_context(_quiet_compile())
         if _recurrent_on_cuda(model):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        yield
+
+
+@contextmanager
+def _no_checkpoints() -> Iterator[None]:
+    """Keep activations: recomputing them later would draw other masks.
+
+    Reentrant checkpoints would even hide their parameters from
+    ``torch.autograd.grad``. Recomputing saves memory and changes nothing else.
+    """
+    kept = {name: getattr(checkpoint, name) for name in _RECOMPUTE}
+    try:
+        for name, instead in _RECOMPUTE.items():
+            setattr(checkpoint, name, instead)
+        yield
+    finally:
+        for name, original in kept.items():
+            setattr(checkpoint, name, original)
+
+
+class _RunNow:
+    """Stands in for the reentrant checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+_RECOMPUTE: dict[str, Any] = {
+    "CheckpointFunction": _RunNow,
+    "_checkpoint_hook": lambda _: nullcontext(),
+}
+
+
+@contextmanager
+def _quiet_compile() -> Iterator[None]:
+    """Compiled parts run eagerly here, so their word about global hooks is moot."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.`", UserWarning)
         yield
 
 
@@ -35,7 +77,7 @@ def changes(model: nn.Module) -> list[str]:
         "attention runs through the math kernel (fused kernels have no second "
         "derivative)"
     ]
-    if any(hasattr(m, "_orig_mod") for m in model.modules()):
+    if compiled_parts(model):
         listed.append("compiled parts run eagerly")
     in_place = [n for n, m in model.named_modules() if getattr(m, "inplace", False)]
     if in_place:

@@ -19,7 +19,7 @@ from privaudit.exposure import output
 from privaudit.exposure.conditions import audit_conditions
 from privaudit.exposure.diagnose import explain_step_failure
 from privaudit.tape import Recorder, Tape, readable
-from privaudit.tape.recorder import Observer
+from privaudit.tape.recorder import LinearCall, Observer
 from privaudit.types import Batch, Mode, Observation
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -84,8 +84,7 @@ class GradientExposure:
         """
         recorder = Recorder(model, off=not self.dropout)
         try:
-            with torch.random.fork_rng(), self._ready(model):
-                torch.manual_seed(seed)
+            with _seeded(model, seed), self._ready(model):
                 loss, logits = self._loss(model, batch, recorder)
                 gradients = self._gradients(model, loss)
         except RuntimeError as error:
@@ -139,6 +138,28 @@ class GradientExposure:
         tape = recorder.tape
         return loss, logits, tape if self.dropout else tape.inactive()
 
+    def loss_of(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        tape: Tape | None,
+        *,
+        linear: LinearCall | None = None,
+    ) -> Tensor:
+        """The training loss of a guess, with its graph.
+
+        Args:
+            model: The model.
+            batch: The guess.
+            tape: Masks to put in place; None: nothing is dropped.
+            linear: Runs the calls of linear layers instead of torch.
+        """
+        tape = tape if self.dropout else None
+        recorder = Recorder(model, tape, off=tape is None, linear=linear)
+        with self._ready(model):
+            loss, _ = self._loss(model, batch, recorder)
+        return loss
+
     def replay(self, model: nn.Module, batch: Batch, tape: Tape) -> Tensor | None:
         """The logits of ``batch`` under recorded masks."""
         with self._ready(model), torch.no_grad():
@@ -151,8 +172,8 @@ class GradientExposure:
         """Run the model once as it is, and record everything random."""
         recorder = Recorder(model)
         with self._ready(model, train=train), recorder, torch.no_grad():
-            result = output.call(model, self.normalisation.apply(images), self.keyword)
-        return result, recorder.tape
+            result = output.call(model, self._inputs(images), self.keyword)
+        return recorder.latest(result), recorder.tape
 
     def logits(self, model: nn.Module, result: Any) -> Tensor:
         """The logits in a model's output."""
@@ -173,19 +194,25 @@ class GradientExposure:
             for module, training in modes:
                 module.training = training
 
+    def _inputs(self, images: Tensor) -> Tensor:
+        """What the model is given: a copy, which it may change in place."""
+        inputs = self.normalisation.apply(images)
+        return inputs.clone() if inputs is images else inputs
+
     def _loss(
         self, model: nn.Module, batch: Batch, recorder: Recorder
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = self.normalisation.apply(batch.images)
+        inputs = self._inputs(batch.images)
         if self.training_step is not None:
             with recorder:
                 loss = self.training_step(model, inputs, batch.labels)
-            return _require_scalar(loss, "training_step"), None
+            return _require_scalar(recorder.latest(loss), "training_step"), None
         with recorder:
             result = output.call(model, inputs, self.keyword)
-        if self.loss is not None:
-            return _require_scalar(self.loss(result, _labels(batch)), "loss"), None
-        logits = self.logits(model, result)
+            if self.loss is not None:
+                loss = self.loss(result, _labels(batch))
+                return _require_scalar(recorder.latest(loss), "loss"), None
+        logits = self.logits(model, recorder.latest(result))
         return F.cross_entropy(logits, _labels(batch)), logits
 
     def _gradients(
@@ -198,10 +225,14 @@ class GradientExposure:
     ) -> dict[str, Tensor]:
         shared = shared_parameters(model)
         wanted = {n: p for n, p in shared.items() if names is None or n in names}
+        before = {n: _stamp(p.grad) for n, p in wanted.items()}
         values = partials(
             loss, list(wanted.values()), create_graph=create_graph, keep=False
         )
-        found = zip(wanted, values, strict=True)
+        found = list(zip(wanted, values, strict=True))
+        for name, value in found:
+            if value is None and _stamp(wanted[name].grad) != before[name]:
+                raise _hidden_gradient(name)
         return {
             n: (v if create_graph else v.detach()) for n, v in found if v is not None
         }
@@ -210,8 +241,8 @@ class GradientExposure:
         """The same step as ordinary training makes it: no tape, no cures."""
 
         def step() -> None:
-            with kept_buffers(model), torch.random.fork_rng():
-                inputs = self.normalisation.apply(batch.images)
+            with kept_buffers(model), _seeded(model, 0):
+                inputs = self._inputs(batch.images)
                 if self.training_step is not None:
                     loss = self.training_step(model, inputs, batch.labels)
                 else:
@@ -230,6 +261,21 @@ class GradientExposure:
         return step
 
 
+@contextmanager
+def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed the generators that the model draws from, and put them back.
+
+    Others are left alone: ``torch.manual_seed`` would also seed a CUDA device that
+    nobody has used yet, and there is no way to undo that.
+    """
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield
+
+
 def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters by the user's names; a tied one is listed once.
 
@@ -246,6 +292,22 @@ def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             "possible. Set requires_grad on what the client trains.",
         )
     return shared
+
+
+def _stamp(grad: Tensor | None) -> tuple[int, int]:
+    """Changes whenever somebody accumulates into ``grad``."""
+    return (0, 0) if grad is None else (id(grad), grad._version)
+
+
+def _hidden_gradient(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        name,
+        expected="a gradient from torch.autograd.grad",
+        got="none, though .backward() gives it one",
+        hint="Its module runs a backward pass of its own (reentrant checkpointing, "
+        "reversible layers), which hides the parameter. Switch that off for the "
+        "audit.",
+    )
 
 
 def relative_error(

@@ -6,6 +6,7 @@ from torch import nn
 
 from privaudit.errors import UnsupportedModelError
 from privaudit.inventory.records import Finding
+from privaudit.tape import readable
 
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
@@ -35,7 +36,26 @@ def unwrap(given: object) -> tuple[nn.Module, list[Finding]]:
             findings.append(_parallel(type(model).__name__))
             model = model.module
         else:
-            return model, findings
+            inside = compiled_parts(model)
+            return model, findings + ([_compiled(inside)] if inside else [])
+
+
+def compiled_parts(model: nn.Module) -> list[str]:
+    """Names of the modules that are compiled, or hold or are a compiled function."""
+    return [
+        readable(name) or type(model).__name__
+        for name, module in model.named_modules()
+        if _is_compiled(module)
+    ]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    held = [*vars(module).values(), *vars(type(module)).values()]
+    return isinstance(module._modules.get("_orig_mod"), nn.Module) or any(
+        hasattr(v, "_torchdynamo_orig_callable") for v in held if callable(v)
+    )
 
 
 def _refuse(model: nn.Module) -> None:
@@ -67,13 +87,13 @@ def _sharded(where: str) -> UnsupportedModelError:
     )
 
 
-def _compiled() -> Finding:
+def _compiled(inside: list[str] | None = None) -> Finding:
     return Finding(
         code="compiled",
         severity="info",
-        where="torch.compile",
+        where="torch.compile" if inside is None else ", ".join(inside[:3]),
         title="Audited without torch.compile",
-        text="A compiled graph has no second derivative, so the original module was "
+        text="A compiled graph has no second derivative, so the original code was "
         "audited. Compiled training may draw other dropout masks than eager "
         "training for the same seed.",
     )

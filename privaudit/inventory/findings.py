@@ -120,8 +120,15 @@ def about_unused(names: Sequence[str]) -> Iterator[Finding]:
         )
 
 
-def about_zero_gradients(gradients: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Gradients of exactly zero are a fact about this batch, not protection."""
+def about_zero_gradients(
+    gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> Iterator[Finding]:
+    """Gradients of exactly zero are a fact about this batch, not protection.
+
+    Args:
+        gradients: What is shared.
+        weights: The parameters themselves: a head of zeros lets no gradient through.
+    """
     zero = [n for n, g in gradients.items() if not bool(g.any())]
     live = [n for n in gradients if n not in set(zero)]
     if not zero:
@@ -137,7 +144,7 @@ def about_zero_gradients(gradients: Mapping[str, Tensor]) -> Iterator[Finding]:
             "other batches.",
             remedy="Audit with the weights that will be trained, and other images.",
         )
-    elif _is_behind_head(list(gradients), live):
+    elif _is_behind_head(list(gradients), live) and _is_zero(live, weights):
         layers = _layers(live)
         yield Finding(
             code="no-gradient-behind-head",
@@ -173,6 +180,12 @@ def _dead(zero: Sequence[str], live: Sequence[str]) -> Iterator[Finding]:
 def _is_behind_head(names: Sequence[str], live: Sequence[str]) -> bool:
     """True when only the last layer has a gradient."""
     return _layers(live) == _layers(names)[-1:]
+
+
+def _is_zero(names: Sequence[str], weights: Mapping[str, Tensor]) -> bool:
+    """True when every matrix among ``names`` holds zeros only."""
+    matrices = [weights[n] for n in names if n in weights and weights[n].dim() > 1]
+    return bool(matrices) and not any(bool(w.any()) for w in matrices)
 
 
 def _layers(names: Sequence[str]) -> list[str]:
@@ -218,6 +231,21 @@ def batch_hides_closed_forms(size: int) -> Finding:
         text=f"The images were audited as one step of {size}. Closed forms need a step "
         "of one image; clients with small or uneven batches do make such steps.",
         remedy="Audit with client=Client(batch_size=1) as well.",
+    )
+
+
+def truth_does_not_fit(error: float) -> Finding:
+    """The step cannot be recomputed from what was recorded of it."""
+    return Finding(
+        code="loss-at-truth",
+        severity="warning",
+        where="preflight",
+        title="The client's step cannot be recomputed",
+        text=f"With the true images and the recorded masks the gradient differs by "
+        f"{error:.1e} (relative) from the one that was sent, so an attack cannot end "
+        "at zero. A clean score of this audit would not mean anything.",
+        remedy="See the findings on randomness and on wrappers that recompute "
+        "activations.",
     )
 
 

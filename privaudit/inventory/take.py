@@ -43,7 +43,7 @@ def take(model: nn.Module, evidence: Evidence) -> Inventory:
         *findings.about_outside(evidence.outside),
         *findings.about_sharing(total, trainable),
         *findings.about_unused(sorted(set(shared) - set(gradients))),
-        *findings.about_zero_gradients(gradients),
+        *findings.about_zero_gradients(gradients, shared),
     ]
     return Inventory(
         model=type(model).__name__,

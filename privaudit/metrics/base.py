@@ -62,6 +62,13 @@ class Metric(Plugin):
 
 
 def _check(truth: Tensor, guess: Tensor) -> None:
+    if truth.dim() != 4 or not truth.numel():
+        raise ConfigError(
+            "metric",
+            expected="at least one image, (batch, channels, height, width)",
+            got=str(tuple(truth.shape)),
+            hint="Score a batch of images.",
+        )
     if truth.shape != guess.shape:
         raise ConfigError(
             "metric",

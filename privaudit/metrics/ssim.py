@@ -39,9 +39,10 @@ class Ssim(Metric):
 
         if min(truth.shape[-2:]) < WINDOW:
             return truth.new_full((len(truth),), float("nan"))
+        # Variances are differences of large numbers: in float32 values pass 1.
         value = structural_similarity_index_measure(
-            guess,
-            truth,
+            guess.double(),
+            truth.double(),
             gaussian_kernel=True,
             sigma=SIGMA,
             data_range=1.0,
@@ -50,4 +51,4 @@ class Ssim(Metric):
         if isinstance(value, tuple):
             value = value[0]
         # Rounding may step a hair beyond the bounds of the definition.
-        return value.reshape(len(truth)).clamp(-1.0, 1.0)
+        return value.reshape(len(truth)).clamp(-1, 1).clamp(-1.0, 1.0)

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 # Random operators whose result does not depend on what they are given, so that
-# putting the recorded result back is exact.
+# putting the recorded result back is exact; and draws from a distribution, where it
+# is exact for the parameters that it was drawn with.
 _PURE = {
     "bernoulli_", "normal_", "uniform_", "exponential_", "geometric_", "cauchy_",
     "log_normal_", "random_", "rand", "randn", "rand_like", "randn_like", "randint",
-    "randint_like", "randperm", "normal",
+    "randint_like", "randperm", "normal", "poisson", "binomial", "multinomial",
+    "bernoulli", "_standard_gamma", "_sample_dirichlet",
 }  # fmt: skip
 
 
@@ -43,12 +45,15 @@ class Census(TorchDispatchMode):
         name = func.overloadpacket.__name__
         kind = self._recorder.hidden_kind(name)
         if name not in _PURE:
-            self._recorder.unreplayable(f"{kind}: {name}")
+            self._recorder.unreplayable(kind)
             return func(*args, **kwargs)
         p = _dropped(name, args)
-        if self._recorder.switched_off and p is not None:
-            return args[0].fill_(1 - p)
-        return self._draw(func, args, kwargs, kind=kind, p=p)
+        value = self._draw(func, args, kwargs, kind=kind, p=p)
+        if not self._recorder.switched_off:
+            return value
+        if p is not None:
+            return value.fill_(1 - p)
+        return value.fill_(0.5) if name in ("rand", "rand_like") else value
 
     def _draw(
         self,

@@ -166,13 +166,34 @@ def _is_per_sample(x: Tensor) -> bool:
 def _noise(recorder: Recorder, call: Call) -> Any:
     kind = f"noise: {recorder.kind(call.func.__name__)}"
     value = recorder.noise(kind, call.run)
-    return torch.zeros_like(value) if recorder.switched_off else value.clone()
+    return _centre(call, value) if recorder.switched_off else value.clone()
 
 
 def _noise_(recorder: Recorder, call: Call) -> Any:
     kind = f"noise: {recorder.kind(call.func.__name__.rstrip('_'))}"
     value = recorder.noise(kind, lambda: call.run().detach().clone())
-    return call.args[0].copy_(value)
+    return call.args[0].copy_(_centre(call, value) if recorder.switched_off else value)
+
+
+def _centre(call: Call, value: Tensor) -> Tensor:
+    """What stands for a draw that is switched off: nothing left to chance.
+
+    Zero for noise; the probability itself for a mask that is divided by it later;
+    one half for ``rand``, which home-made dropout and stochastic depth compare with
+    their rate, in either direction.
+    """
+    name = call.func.__name__
+    if name in ("rand", "rand_like"):
+        return torch.full_like(value, 0.5)
+    if name == "uniform_":
+        given = call.given("self", "from", "to")
+        middle = (given.get("from", 0.0) + given.get("to", 1.0)) / 2
+        return torch.full_like(value, middle)
+    if name in ("bernoulli", "bernoulli_"):
+        given = call.given("self" if name == "bernoulli_" else "input", "p")
+        p = given.get("p", given.get("input"))
+        return value * 0 + p if p is not None else torch.zeros_like(value)
+    return torch.zeros_like(value)
 
 
 def _rrelu(recorder: Recorder, call: Call) -> Any:
@@ -208,6 +229,18 @@ _IN_PLACE = (
     Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.geometric_,
     Tensor.cauchy_, Tensor.log_normal_, Tensor.random_,
 )  # fmt: skip
+
+OVERWRITING = frozenset(
+    {
+        torch.dropout_,
+        torch.feature_dropout_,
+        torch.alpha_dropout_,
+        torch.feature_alpha_dropout_,
+        torch.rrelu_,
+        torch._C._nn.hardsigmoid_,
+    }
+)
+"""Handled out of place; the recorder sees to the effect on their first argument."""
 
 HANDLERS: Mapping[Callable[..., Any], Handler] = {
     torch.dropout: _dropout,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -20,9 +21,11 @@ from privaudit.errors import UnsupportedModelError
 from privaudit.tape import wrappers
 from privaudit.tape.census import Census
 from privaudit.tape.draws import Draw, Tape
+from privaudit.tape.inplace import Overwritten
 from privaudit.tape.owners import Owners
 
 Use = Literal["record", "replay", "off"]
+LinearCall = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Tensor]
 Observer = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 
 
@@ -36,6 +39,7 @@ class Recorder(TorchFunctionMode):
             zero: the model without its dropout.
         observer: Called with (path, function, args, kwargs, output) for each call
             that is not random.
+        linear: Called with (function, args, kwargs) instead of a linear layer.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Recorder(TorchFunctionMode):
         *,
         off: bool = False,
         observer: Observer | None = None,
+        linear: LinearCall | None = None,
     ) -> None:
         super().__init__()
         self._owners = Owners(model)
@@ -52,9 +57,11 @@ class Recorder(TorchFunctionMode):
         self._replay = None if tape is None else list(tape)
         self._off = off
         self._observer = observer
+        self._linear = linear
         self._draws: list[Draw] = []
         self._calls: Counter[str] = Counter()
         self._wrappers: list[str] = []
+        self._overwritten = Overwritten()
         self.handling = False
 
     @property
@@ -86,21 +93,29 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        args, kwargs = self._overwritten.arguments(args, dict(kwargs or {}))
         body = wrappers.body_of(func)
         if body is not None:
-            args, kwargs = wrappers.out_of_place(func, args, kwargs)
+            changed, args, kwargs = wrappers.out_of_place(func, args, kwargs)
             with self._in_wrapper(func.__name__):
-                return body(*args, **kwargs)
-        from privaudit.tape.handlers import HANDLERS, Call
+                out = body(*args, **kwargs)
+            return out if changed is None else self._overwritten.put(changed, out)
+        from privaudit.tape.handlers import HANDLERS, OVERWRITING, Call
 
         handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(self, Call(func, args, kwargs))
+            out = handler(self, Call(func, args, kwargs))
+            return self._overwritten.put(args[0], out) if func in OVERWRITING else out
+        if self._linear is not None and func is F.linear:
+            return self._linear(func, args, kwargs)
         out = func(*args, **kwargs)
         if self._observer is not None:
             self._observer(self._owners.current, func, args, kwargs, out)
         return out
+
+    def latest(self, value: Any) -> Any:
+        """``value`` as plain execution leaves it: in-place calls ran out of place."""
+        return self._overwritten.latest(value)
 
     def mask(
         self, kind: str, *, p: float, like: Tensor, shape: tuple[int, ...]
@@ -114,7 +129,7 @@ class Recorder(TorchFunctionMode):
             self._note(kind, None, p=p)
             return torch.zeros_like(like) if p == 1.0 and not self._off else None
         if self._off:
-            self._note(kind, None, p=p)
+            self._note(kind, like.new_ones(()).expand(shape), p=p)
             return None
         return self._value(kind, lambda: _blank(like, shape).bernoulli_(1 - p), p=p)
 
@@ -136,7 +151,7 @@ class Recorder(TorchFunctionMode):
 
     def hidden_kind(self, operator: str) -> str:
         """The name of a draw that only the census saw."""
-        return self._wrappers[-1] if self._wrappers else operator
+        return self._wrappers[-1] if self._wrappers else f"noise: {operator}"
 
     def hidden(
         self, kind: str, draw: Callable[[], Tensor], *, p: float | None

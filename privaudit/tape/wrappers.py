@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor
 
 
 def _no(*_: object) -> bool:
@@ -38,15 +39,18 @@ def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
 
 def out_of_place(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call with ``inplace=False``: in-place blocks second derivatives."""
+) -> tuple[Tensor | None, tuple[Any, ...], dict[str, Any]]:
+    """The same call with ``inplace=False``, and what it would have overwritten.
+
+    In-place blocks second derivatives.
+    """
     if not _takes_inplace(func):
-        return args, kwargs
+        return None, args, kwargs
     bound = inspect.signature(func).bind(*args, **kwargs)
     if bound.arguments.get("inplace"):
         bound.arguments["inplace"] = False
-        return bound.args, bound.kwargs
-    return args, kwargs
+        return bound.arguments["input"], bound.args, bound.kwargs
+    return None, args, kwargs
 
 
 @cache

@@ -19,6 +19,25 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(width, 10, bias=bias))
 
 
+def lenet(p: float, *, channels: int = 3, size: int = 32) -> nn.Module:
+    """Zhao 2020: 12-channel 5x5 convolutions, sigmoid, parameters U(-.5, .5)."""
+    side = -(-size // 4)
+    model = nn.Sequential(
+        nn.Conv2d(channels, 12, 5, padding=2, stride=2),
+        nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, padding=2, stride=2),
+        nn.Sigmoid(),
+        nn.Conv2d(12, 12, 5, padding=2, stride=1),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Dropout(p),
+        nn.Linear(12 * side * side, 10),
+    )
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
 class ViT(nn.Module):
     """Patch 4, depth 4, 16 heads, width 256, MLP width 256, class token."""
 

@@ -1,0 +1,96 @@
+"""Gradient matching: find the image, and what else is unknown, by its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privaudit.attacks._minimise import Descent, Objective, Schedule, Unknown, minimise
+from privaudit.config import Budget
+from privaudit.distances import Distance
+from privaudit.exposure.predict import GradientGuess, observed_as, predict
+from privaudit.priors import Prior
+from privaudit.tape import Tape
+from privaudit.types import Batch, Observation, Target
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """The objective of gradient matching for one observation.
+
+    Attributes:
+        target: Model, exposure, knowledge.
+        observation: What is matched.
+        labels: (batch,), known or inferred.
+        distance: How gradients are compared.
+        prior: What images look like.
+        prior_weight: λ of the prior.
+    """
+
+    target: Target
+    observation: Observation
+    labels: Tensor
+    distance: Distance
+    prior: Prior
+    prior_weight: float
+
+    def guess(self, inputs: Tensor, tape: Tape | None) -> GradientGuess:
+        """The gradient of model inputs (normalised images) under given masks."""
+        exposure = self.target.exposure
+        images = exposure.normalisation.invert(inputs)
+        return predict(exposure, self.target.model, Batch(images, self.labels), tape)
+
+    def observed(self, guess: GradientGuess) -> GradientGuess:
+        """The observation in the form of a guess."""
+        return observed_as(guess, self.observation.gradients)
+
+    def minimise(
+        self,
+        start: Tensor,
+        *,
+        masks: Sequence[Tensor],
+        tape_of: Callable[[Sequence[Tensor]], Tape | None],
+        mask_penalty: Callable[[Sequence[Tensor]], Tensor] | None,
+        schedule: Schedule,
+        budget: Budget,
+    ) -> Descent:
+        """Run the loop over the image and the masks.
+
+        Args:
+            start: (batch, channels, height, width), as the model takes it.
+            masks: Unknown masks, empty where none is optimised.
+            tape_of: Puts masks into a tape.
+            mask_penalty: λ·Ω of the masks; None: none.
+            schedule: Of the loop.
+            budget: What may be spent.
+        """
+        inputs = start.detach().clone().requires_grad_()
+        leaves = [m.detach().clone().requires_grad_() for m in masks]
+        low, high = self.box(inputs)
+        observed: list[GradientGuess] = []
+
+        def objective() -> Objective:
+            guess = self.guess(inputs, tape_of(leaves))
+            if not observed:
+                observed.append(self.observed(guess))
+            matching = self.distance.measure(guess, observed[0])
+            total = matching + self.prior_weight * self.prior.penalty(inputs)
+            if mask_penalty is not None:
+                total = total + mask_penalty(leaves)
+            return Objective(matching, total)
+
+        unknowns = [Unknown([inputs], lambda v: v.clamp(low, high), sign=True)]
+        if leaves:
+            unknowns.append(Unknown(leaves, lambda v: v.clamp(0, 1)))
+        return minimise(objective, unknowns, schedule=schedule, budget=budget)
+
+    def box(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of [0, 1] pixels as the model takes them, per channel."""
+        normal = self.target.exposure.normalisation
+        return (
+            normal.apply(torch.zeros_like(inputs)),
+            normal.apply(torch.ones_like(inputs)),
+        )

@@ -1,0 +1,226 @@
+"""The one loop: every optimisation attack fills its slots and runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privaudit.config import Budget
+
+End = Literal["goal", "plateau", "iterations", "seconds", "numerical", "interrupted"]
+
+_CHECK_EVERY = 10
+"""Iterations between two looks at the loss: each look waits for the device."""
+_KEPT_PICTURES = 8
+_GAIN = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What is minimised: matching loss, and the total with its penalties."""
+
+    matching: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """One group of values that the loop moves.
+
+    Attributes:
+        values: Leaf tensors; changed in place.
+        project: Puts them back into their range after each step.
+        sign: True gives the optimiser the sign of the gradient only.
+    """
+
+    values: Sequence[Tensor]
+    project: Callable[[Tensor], Tensor]
+    sign: bool = False
+
+
+class Schedule(BaseModel):
+    """Adam with steps that shrink on a plateau.
+
+    Defaults: Geiping 2020, as Scheliga 2023 use it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    learning_rate: float = Field(default=0.1, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    shrink: float = Field(default=0.1, gt=0, lt=1)
+    """Factor on the learning rate at a plateau."""
+    patience: int = Field(default=800, ge=1)
+    """Iterations without a gain of 1e-4 (relative) that count as a plateau."""
+    give_up: int = Field(default=4000, ge=1)
+    """Iterations without any gain after which the run ends."""
+    goal: float = 1e-5
+    """Total loss at which the run ends."""
+    iterations: int = Field(default=20_000, ge=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """How one run ended.
+
+    Attributes:
+        best: Copies of all unknowns at the smallest total loss.
+        loss_start: Matching loss of the first iterate.
+        loss_best: Matching loss of the best iterate.
+        total_best: Its total loss.
+        iterations: How many were made.
+        end: Why it stopped.
+        curve: (iteration, total loss) every few iterations.
+        pictures: (iteration, first unknown) at growing distances, for the report.
+    """
+
+    best: list[Tensor]
+    loss_start: float
+    loss_best: float
+    total_best: float
+    iterations: int
+    end: End
+    curve: list[tuple[int, float]]
+    pictures: list[tuple[int, Tensor]]
+
+
+def minimise(
+    objective: Callable[[], Objective],
+    unknowns: Sequence[Unknown],
+    *,
+    schedule: Schedule,
+    budget: Budget,
+) -> Descent:
+    """Minimise ``objective`` over ``unknowns``; the best iterate is returned.
+
+    Ctrl-C ends the run and keeps what was found. A loss that is not finite ends it
+    as "numerical", with the last good iterate.
+
+    Args:
+        objective: Computes the losses at the present values.
+        unknowns: What is moved; every value a leaf that requires a gradient.
+        schedule: Steps and when to stop.
+        budget: Seconds and iterations at most.
+    """
+    run = _Run(objective, unknowns, schedule)
+    limit = min(schedule.iterations, budget.iterations or schedule.iterations)
+    deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
+    end: End = "iterations"
+    try:
+        while run.done < limit:
+            run.step()
+            if run.done % _CHECK_EVERY and run.done < limit:
+                continue
+            stop = run.check()
+            if stop is None and deadline is not None and time.monotonic() > deadline:
+                stop = "seconds"
+            if stop is not None:
+                end = stop
+                break
+    except KeyboardInterrupt:
+        end = "interrupted"
+    return run.result(end)
+
+
+@dataclass(eq=False)
+class _Run:
+    objective: Callable[[], Objective]
+    unknowns: Sequence[Unknown]
+    schedule: Schedule
+    done: int = 0
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    pictures: list[tuple[int, Tensor]] = field(default_factory=list)
+    first_matching: float = float("nan")
+    _since_best: int = 0
+    _since_shrink: int = 0
+    _best_seen: float = float("inf")
+    _reference: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.leaves = [v for u in self.unknowns for v in u.values]
+        self.optimiser = torch.optim.Adam(
+            self.leaves, lr=self.schedule.learning_rate, betas=self.schedule.betas
+        )
+        self.best = [v.detach().clone() for v in self.leaves]
+        device = self.leaves[0].device
+        self.best_total = torch.tensor(float("inf"), device=device)
+        self.best_matching = torch.tensor(float("nan"), device=device)
+
+    def step(self) -> None:
+        """One iteration: losses and gradient here, keep if best, then move."""
+        losses = self.objective()
+        gradients = torch.autograd.grad(losses.total, self.leaves)
+        self._keep(losses)
+        self._picture()
+        by_leaf = iter(gradients)
+        for unknown in self.unknowns:
+            for value in unknown.values:
+                gradient = next(by_leaf)
+                value.grad = gradient.sign() if unknown.sign else gradient
+        self.optimiser.step()
+        with torch.no_grad():
+            for unknown in self.unknowns:
+                for value in unknown.values:
+                    value.copy_(unknown.project(value))
+        self.done += 1
+
+    def _keep(self, losses: Objective) -> None:
+        total, matching = losses.total.detach(), losses.matching.detach()
+        better = total < self.best_total
+        self.best_total = torch.where(better, total, self.best_total)
+        self.best_matching = torch.where(better, matching, self.best_matching)
+        for kept, value in zip(self.best, self.leaves, strict=True):
+            kept.copy_(torch.where(better, value.detach(), kept))
+        self.pending.append((total, matching))
+
+    def _picture(self) -> None:
+        """Iterates at 0, 10, 30, 100, 300 … for the strip in the report."""
+        if self.done in _MILESTONES and len(self.pictures) < _KEPT_PICTURES:
+            self.pictures.append((self.done, self.leaves[0].detach().clone()))
+
+    def check(self) -> End | None:
+        """Look at the losses since the last look; steer, or say why to stop."""
+        totals = torch.stack([t for t, _ in self.pending]).tolist()
+        if self.first_matching != self.first_matching:
+            self.first_matching = float(self.pending[0][1])
+        self.pending.clear()
+        self.curve.append((self.done, totals[-1]))
+        for total in totals:
+            if total != total:
+                return "numerical"
+            self._since_best = 0 if total < self._best_seen else self._since_best + 1
+            self._best_seen = min(total, self._best_seen)
+            gained = total < self._reference * (1 - _GAIN)
+            self._since_shrink = 0 if gained else self._since_shrink + 1
+            self._reference = total if gained else self._reference
+        if self._best_seen < self.schedule.goal:
+            return "goal"
+        if self._since_best >= self.schedule.give_up:
+            return "plateau"
+        if self._since_shrink >= self.schedule.patience:
+            self._since_shrink = 0
+            for group in self.optimiser.param_groups:
+                group["lr"] *= self.schedule.shrink
+        return None
+
+    def result(self, end: End) -> Descent:
+        return Descent(
+            self.best,
+            self.first_matching,
+            float(self.best_matching),
+            float(self.best_total),
+            self.done,
+            end,
+            self.curve,
+            self.pictures,
+        )
+
+
+_MILESTONES = {0, 10, 30, 100, 300, 1000, 3000, 10_000}

@@ -1,0 +1,196 @@
+"""What all gradient-matching attacks do around the loop: start, restart, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privaudit.attacks._matching import Matching
+from privaudit.attacks._minimise import Descent, Schedule
+from privaudit.attacks._scene import Scene, structure_of
+from privaudit.config import Budget
+from privaudit.distances import Cosine
+from privaudit.errors import AttackError
+from privaudit.priors import TotalVariation
+from privaudit.tape import Tape
+from privaudit.types import Observation, Reconstruction, Search, Target
+from privaudit.verdict import AttackState
+
+SMOOTH_PRIOR = 1e-2
+FAINT_PRIOR = 1e-5
+
+Masks = Sequence[Tensor]
+TapeOf = Callable[[Masks], Tape | None]
+Penalty = Callable[[Masks], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What an attack optimises beside the image.
+
+    Attributes:
+        masks: Draws the starting masks of one run; empty where none is unknown.
+        tape_of: Puts masks into a tape.
+        penalty: λ·Ω of the masks.
+    """
+
+    masks: Callable[[], Masks]
+    tape_of: TapeOf
+    penalty: Penalty | None = None
+
+
+def search(
+    matching: Matching,
+    plan: Plan,
+    *,
+    schedule: Schedule,
+    budget: Budget,
+    generator: torch.Generator,
+) -> Reconstruction:
+    """Run the loop, restart as the budget allows, return the best run."""
+    started = time.monotonic()
+    wanted = budget.restarts or 1
+    runs: list[Descent] = []
+    for _ in range(wanted):
+        left = _left(budget, started)
+        if left is not None and left <= 0:
+            break
+        runs.append(
+            matching.minimise(
+                _start(matching, generator),
+                masks=plan.masks(),
+                tape_of=plan.tape_of,
+                mask_penalty=plan.penalty,
+                schedule=schedule,
+                budget=budget.model_copy(update={"seconds": left}),
+            )
+        )
+        if runs[-1].end in ("goal", "interrupted"):
+            break
+    return _report(matching, plan, runs, wanted)
+
+
+def _left(budget: Budget, started: float) -> float | None:
+    if budget.seconds is None:
+        return None
+    return budget.seconds - (time.monotonic() - started)
+
+
+def _start(matching: Matching, generator: torch.Generator) -> Tensor:
+    """Standard normal noise, as the model takes images. Source: Geiping 2020."""
+    shape = (matching.observation.batch_size, *matching.observation.image_shape)
+    device = next(iter(matching.observation.gradients.values())).device
+    return torch.randn(shape, generator=generator).to(device)
+
+
+def _report(
+    matching: Matching, plan: Plan, runs: Sequence[Descent], wanted: int
+) -> Reconstruction:
+    good = [r for r in runs if r.total_best == r.total_best]
+    if not good or good[0].total_best == float("inf"):
+        return Reconstruction(None, "failed", "numerical: no finite loss")
+    best = min(good, key=lambda r: r.total_best)
+    normal = matching.target.exposure.normalisation
+    images = normal.invert(best.best[0]).clamp(0, 1)
+    pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
+    state, reason = _state(runs, wanted)
+    return Reconstruction(
+        images,
+        state,
+        reason,
+        form="gradient matching",
+        masks=plan.tape_of(best.best[1:]) if len(best.best) > 1 else None,
+        search=Search(
+            best.loss_start,
+            best.loss_best,
+            sum(r.iterations for r in runs),
+            len(runs),
+            sum(v.numel() for v in best.best),
+            best.curve,
+            pictures,
+        ),
+    )
+
+
+def _state(runs: Sequence[Descent], wanted: int) -> tuple[AttackState, str]:
+    ends = {r.end for r in runs}
+    if "interrupted" in ends:
+        return "stopped", "interrupted by hand"
+    if "seconds" in ends or (len(runs) < wanted and "goal" not in ends):
+        return "stopped", f"the time was up after {runs[-1].iterations} iterations"
+    if ends == {"numerical"}:
+        return "failed", "numerical: the loss became NaN"
+    return "plateau", f"ended by {runs[-1].end} after {runs[-1].iterations} iterations"
+
+
+def scene_of(
+    target: Target, observation: Observation, generator: torch.Generator
+) -> Scene:
+    """The observation with the model's structure and the labels, known or read off.
+
+    Raises:
+        AttackError: Labels are needed, not known, and cannot be read off.
+    """
+    from privaudit.attacks._labels import infer_labels
+
+    structure = structure_of(target, observation, generator)
+    scene = Scene(target, observation, structure, target.knowledge.labels)
+    if scene.labels is not None or not target.exposure.is_classification:
+        return scene
+    guess = infer_labels(scene)
+    if guess.labels is None:
+        raise AttackError(
+            "knowledge.labels",
+            expected="labels that can be read off the gradient",
+            got=guess.reason,
+            hint='Audit with Knowledge(labels="known"): the worst case.',
+        )
+    device = next(iter(observation.gradients.values())).device
+    return Scene(target, observation, structure, guess.labels.to(device))
+
+
+def matching_of(scene: Scene, prior_weight: float | None) -> Matching:
+    """The objective of Geiping 2020: cosine over everything, and total variation."""
+    if not any(bool(g.any()) for g in scene.observation.gradients.values()):
+        raise AttackError(
+            "observation",
+            expected="a gradient that is not zero",
+            got="zero everywhere",
+            hint="There is nothing to match; see the findings.",
+        )
+    if prior_weight is None:
+        prior_weight = default_prior_weight(scene)
+    return Matching(
+        scene.target,
+        scene.observation,
+        _require(scene.labels),
+        Cosine(),
+        TotalVariation(),
+        prior_weight,
+    )
+
+
+def default_prior_weight(scene: Scene) -> float:
+    """1e-2 for convolutional networks, 1e-5 for patches and linear layers.
+
+    Source: Scheliga 2023 (LeNet and ResNet against MLP and ViT).
+    """
+    first = scene.structure.first
+    if first.kind != "conv2d":
+        return FAINT_PRIOR
+    kernel, stride = first.settings["kernel_size"], first.settings.get("stride", 1)
+    step = stride if isinstance(stride, int) else min(stride)
+    return SMOOTH_PRIOR if max(kernel) > step else FAINT_PRIOR
+
+
+def _require(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise AttackError(
+            "knowledge.labels", expected="labels for the loss", got="none",
+            hint="Pass (images, labels).",
+        )  # fmt: skip
+    return labels

@@ -1,0 +1,157 @@
+"""``dropout_inversion`` (DIA): the image and every dropout mask, found together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from privaudit.attacks._masks import read_masks
+from privaudit.attacks._minimise import Schedule
+from privaudit.attacks._scene import Scene
+from privaudit.attacks._search import Masks, Plan, matching_of, scene_of, search
+from privaudit.attacks.base import Attack
+from privaudit.tape import Draw, Tape
+from privaudit.types import Batch, Observation, Reconstruction, Target
+
+if TYPE_CHECKING:
+    from privaudit.config import Budget
+
+Initialisation = Literal["bernoulli", "normal_keep", "normal_half", "analytical"]
+
+
+class DropoutInversion(Attack):
+    """Optimises the dropout masks Ψ beside the image, fuzzy in [0, 1].
+
+    The image gets the sign of its gradient, the masks the raw one. Without dropout in
+    the model it is the base attack itself.
+
+    Source: Scheliga 2023, algorithm 1.
+    """
+
+    name: ClassVar[str] = "dropout_inversion"
+    title: ClassVar[str] = "Dropout inversion (DIA)"
+    source: ClassVar[str] = "Scheliga 2023"
+
+    base: Literal["inverting_gradients"] = "inverting_gradients"
+    initialisation: Initialisation = "bernoulli"
+    """``bernoulli``: keep with 1 - p · ``normal_keep``: N(1 - p, 1/√n) ·
+    ``normal_half``: N(.5, .25), for an unknown p, without Ω · ``analytical``: read
+    off the gradient where it shows there, else bernoulli."""
+    mask_weight: float = Field(default=1e-4, ge=0)
+    """λ_mask of Ω(Ψ) = Σ_i |p_i - (1 - ‖ψ_i‖/n_i)|, the rate that each mask has."""
+    prior_weight: float | None = None
+    """λ of the total variation; None: 1e-2 for convolutional networks, else 1e-5."""
+    schedule: Schedule = Schedule()
+
+    @classmethod
+    def tiny(cls) -> DropoutInversion:
+        """A hundred iterations."""
+        return cls(schedule=Schedule(iterations=100))
+
+    def run(
+        self,
+        target: Target,
+        observation: Observation,
+        *,
+        budget: Budget,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        scene = scene_of(target, observation, generator)
+        matching = matching_of(scene, self.prior_weight)
+        blank = _blank_tape(scene)
+        unknown = [i for i, d in enumerate(blank) if d.is_mask and 0 < (d.p or 0) < 1]
+        draws = [blank.draws[i] for i in unknown]
+
+        def tape_of(masks: Masks) -> Tape | None:
+            if not len(blank):
+                return None
+            values = _still(blank)
+            for index, mask in zip(unknown, masks, strict=True):
+                values[index] = mask
+            return blank.with_values(values)
+
+        plan = Plan(
+            masks=lambda: self._start(scene, draws, unknown, generator),
+            tape_of=tape_of,
+            penalty=None if self._unregularised(draws) else self._penalty(draws),
+        )
+        return search(
+            matching, plan, schedule=self.schedule, budget=budget, generator=generator
+        )
+
+    def _unregularised(self, draws: Sequence[Draw]) -> bool:
+        return (
+            not draws or self.mask_weight == 0 or self.initialisation == "normal_half"
+        )
+
+    def _penalty(self, draws: Sequence[Draw]) -> _Rates:
+        return _Rates([d.p or 0.0 for d in draws], self.mask_weight)
+
+    def _start(
+        self,
+        scene: Scene,
+        draws: Sequence[Draw],
+        unknown: Sequence[int],
+        generator: torch.Generator,
+    ) -> list[Tensor]:
+        known: Sequence[Tensor | None] = [None] * len(draws)
+        if self.initialisation == "analytical":
+            read = read_masks(scene).tape
+            if read is not None:
+                known = [read.draws[i].value for i in unknown]
+        return [
+            self._mask(draw, generator) if value is None else value
+            for draw, value in zip(draws, known, strict=True)
+        ]
+
+    def _mask(self, draw: Draw, generator: torch.Generator) -> Tensor:
+        like = draw.value
+        shape = () if like is None else tuple(like.shape)
+        keep = 1 - (draw.p or 0.0)
+        if self.initialisation == "normal_half":
+            mask = 0.5 + 0.25 * torch.randn(shape, generator=generator)
+        elif self.initialisation == "normal_keep":
+            count = max(1, torch.Size(shape).numel())
+            mask = keep + torch.randn(shape, generator=generator) / count**0.5
+        else:
+            mask = torch.rand(shape, generator=generator).lt(keep).float()
+        mask = mask.clamp(0, 1)
+        return mask if like is None else mask.to(like)
+
+
+class _Rates:
+    """λ·Ω(Ψ): each mask should drop as many as its layer does."""
+
+    def __init__(self, rates: Sequence[float], weight: float) -> None:
+        self._rates, self._weight = rates, weight
+
+    def __call__(self, masks: Masks) -> Tensor:
+        parts = [
+            (p - (1 - m.clamp_min(0).sum() / m.numel())).abs()
+            for p, m in zip(self._rates, masks, strict=True)
+        ]
+        return self._weight * torch.stack(parts).sum()
+
+
+def _blank_tape(scene: Scene) -> Tape:
+    """The draws of a step on the client's batch size, every mask keeping all."""
+    size = scene.observation.batch_size
+    if size == 1:
+        return scene.structure.tape
+    grey = scene.structure.inputs.blank().expand(size, -1, -1, -1)
+    target = scene.target
+    batch = Batch(grey, scene.labels)
+    return target.exposure.trace(target.model, batch, lambda *_: None)[2]
+
+
+def _still(tape: Tape) -> list[Tensor | None]:
+    """Values that leave everything as it is: masks keep all, noise is zero."""
+    return [
+        d.value if d.is_mask or d.value is None else torch.zeros_like(d.value)
+        for d in tape
+    ]

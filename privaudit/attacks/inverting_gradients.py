@@ -1,0 +1,56 @@
+"""``inverting_gradients`` (IG): the classic, which knows nothing of dropout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from privaudit.attacks._minimise import Schedule
+from privaudit.attacks._search import Plan, matching_of, scene_of, search
+from privaudit.attacks.base import Attack
+from privaudit.types import Observation, Reconstruction, Target
+
+if TYPE_CHECKING:
+    from privaudit.config import Budget
+
+
+class InvertingGradients(Attack):
+    """Matches the gradient's direction with no dropout at all in the attacker's model.
+
+    Cosine over all parameters, total variation, Adam on the sign of the gradient.
+    Under dropout it is superseded by ``dropout_inversion`` and does not decide.
+
+    Source: Geiping 2020; details as in Scheliga 2023.
+    """
+
+    name: ClassVar[str] = "inverting_gradients"
+    title: ClassVar[str] = "Inverting gradients (IG)"
+    source: ClassVar[str] = "Geiping 2020"
+    required: ClassVar[bool] = False
+
+    prior_weight: float | None = None
+    """λ of the total variation; None: 1e-2 for convolutional networks, else 1e-5."""
+    schedule: Schedule = Schedule()
+
+    @classmethod
+    def tiny(cls) -> InvertingGradients:
+        """A hundred iterations."""
+        return cls(schedule=Schedule(iterations=100))
+
+    def run(
+        self,
+        target: Target,
+        observation: Observation,
+        *,
+        budget: Budget,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        matching = matching_of(
+            scene_of(target, observation, generator), self.prior_weight
+        )
+        plan = Plan(masks=list, tape_of=lambda _: None)
+        return search(
+            matching, plan, schedule=self.schedule, budget=budget, generator=generator
+        )
