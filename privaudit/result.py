@@ -1,7 +1,4 @@
-"""The result of an audit: one typed record, and the pictures beside it.
-
-The record is the contract with every reader: reports and gates see nothing else.
-"""
+"""The result of an audit: one typed record, and the pictures beside it."""
 
 from __future__ import annotations
 
@@ -10,216 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from privaudit.config import AuditConfig
+from privaudit._records import RESULT_FILE as RESULT_FILE
+from privaudit._records import SCHEMA_VERSION as SCHEMA_VERSION
+from privaudit._records import AttackRecord as AttackRecord
+from privaudit._records import AuditRecord as AuditRecord
+from privaudit._records import CurvePoint as CurvePoint
+from privaudit._records import FormNote as FormNote
+from privaudit._records import Iterate as Iterate
+from privaudit._records import LadderStep as LadderStep
+from privaudit._records import MaskScore as MaskScore
+from privaudit._records import PositiveControl as PositiveControl
+from privaudit._records import Preflight as Preflight
+from privaudit._records import Provenance as Provenance
+from privaudit._records import Redaction as Redaction
+from privaudit._records import SampleOutcome as SampleOutcome
+from privaudit._records import SampleRecord as SampleRecord
+from privaudit._records import SkippedInput as SkippedInput
+from privaudit._records import ThreatModel as ThreatModel
+from privaudit._records import gather_evidence as gather_evidence
 from privaudit.errors import ReportError
-from privaudit.inventory.records import Inventory
-from privaudit.verdict import (
-    AttackEvidence,
-    AttackState,
-    ControlEvidence,
-    Evidence,
-    Policy,
-    Score,
-    UnrelatedPairs,
-    Verdict,
-    Worst,
-    judge,
-)
+from privaudit.verdict import AttackState, Policy, Score, Verdict, Worst, judge
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SCHEMA_VERSION = "1"
-RESULT_FILE = "result.json"
-
-Redaction = Literal["none", "originals", "all"]
-
-
-class Record(BaseModel):
-    """Base of what reaches disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ThreatModel(Record):
-    """Who attacks, what they see, what they were given."""
-
-    exposure: str
-    attacker: str
-    sees: list[str]
-    knows: list[str]
-    does_not_know: list[str]
-
-
-class Preflight(Record):
-    """Checks of the audit itself, made before any attack."""
-
-    replay_error: float | None
-    """Largest difference of the outputs when the recorded masks are replayed."""
-    loss_at_truth: float | None
-    """Relative error of the recomputed gradient at the true input and masks."""
-    double_backward: str
-    """``ok``, or what stands in the way of a second derivative."""
-    notes: list[str] = Field(default_factory=list)
-
-
-class FormNote(Record):
-    """One form of an attack on one client: applied or not, and why."""
-
-    form: str
-    applied: bool
-    reason: str
-
-
-class SampleOutcome(Record):
-    """How an attack ended for one image."""
-
-    state: AttackState
-    form: str = ""
-    """Which form recovered it."""
-    residual: float | None = None
-    """Relative error of the recomputed observation."""
-    note: str = ""
-    forms: list[FormNote] = Field(default_factory=list)
-    label: int | None = None
-    """The class that the attacker read off the gradient."""
-
-
-class AttackRecord(Record):
-    """Everything about one attack: settings, cost, outcome, scores."""
-
-    evidence: AttackEvidence
-    title: str
-    summary: str = ""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    settings_given: dict[str, Any] = Field(default_factory=dict)
-    seconds: float = 0.0
-    iterations: int = 0
-    restarts: int = 0
-    device: str = "cpu"
-    seed: int = 0
-    loss_start: float | None = None
-    loss_final: float | None = None
-    loss_truth: float | None = None
-    defense: str | None = None
-    countermeasures: list[str] = Field(default_factory=list)
-    outcomes: list[SampleOutcome] = Field(default_factory=list)
-    """One per image, in sample order."""
-    images: list[str | None] = Field(default_factory=list)
-    """Names of the reconstructions in the image store, in sample order."""
-    differences: list[str | None] = Field(default_factory=list)
-
-
-class SampleRecord(Record):
-    """One image of the audit."""
-
-    index: int
-    name: str
-    client: int
-    """Which client's step it was part of."""
-    label: int | None
-    label_source: Literal["given", "model's own argmax", "none"]
-    image: str | None
-    """Name of the original in the image store; None when redacted by omission."""
-
-
-class PositiveControl(Record):
-    """The same ladder on a case that it must solve."""
-
-    passed: bool
-    model: str
-    """Which model was attacked: the user's own without dropout, or a built-in one."""
-    ssim: float | None
-    limit: float
-    seconds: float
-    detail: str
-
-
-class LadderStep(Record):
-    """What a score looks like, on the user's own image."""
-
-    target: float
-    ssim: float
-    """Measured on the picture shown."""
-    image: str | None
-
-
-class Provenance(Record):
-    """Where the numbers come from."""
-
-    privaudit: str
-    packages: dict[str, str]
-    python: str
-    platform: str
-    processor: str
-    cores: int
-    threads: int
-    memory_gib: float | None
-    device: str
-    git_revision: str | None
-    git_dirty: bool | None
-    model_digest: str
-    data_digest: str
-    policy_digest: str
-    command: list[str]
-    started: str
-    """UTC, ISO 8601."""
-    seconds: float
-
-
-class SkippedInput(Record):
-    """An input that could not be audited."""
-
-    name: str
-    reason: str
-
-
-class AuditRecord(Record):
-    """The JSON document. ``verdict`` is the word as of the audit's own policy."""
-
-    schema_version: Literal["1"] = "1"
-    verdict: Verdict
-    config: AuditConfig
-    threat_model: ThreatModel
-    inventory: Inventory
-    preflight: Preflight
-    samples: list[SampleRecord]
-    skipped_inputs: list[SkippedInput] = Field(default_factory=list)
-    attacks: list[AttackRecord]
-    positive_control: PositiveControl | None
-    unrelated: list[UnrelatedPairs]
-    unrelated_image: str | None = None
-    """An unrelated picture, shown beside the reconstructions."""
-    ladder: list[LadderStep] = Field(default_factory=list)
-    ladder_sample: int | None = None
-    redaction: Redaction = "none"
-    provenance: Provenance
-
-    def evidence(self) -> Evidence:
-        """What the judge gets to see of this record."""
-        return gather_evidence(
-            len(self.samples), self.attacks, self.positive_control, self.unrelated
-        )
-
-
-def gather_evidence(
-    samples: int,
-    attacks: list[AttackRecord],
-    control: PositiveControl | None,
-    unrelated: list[UnrelatedPairs],
-) -> Evidence:
-    """What the judge gets to see: scores, states and controls."""
-    return Evidence(
-        samples=samples,
-        attacks=[a.evidence for a in attacks],
-        positive_control=control
-        and ControlEvidence(passed=control.passed, detail=control.detail),
-        unrelated=unrelated,
-    )
 
 
 class ImageStore:

@@ -69,16 +69,15 @@ class InputMap:
         """
         start = self.blank()
         with torch.no_grad():
-            offset = self(torch.zeros_like(start))
-            residual = first_input.to(start) - self(start)
+            at_start = self(start)
+            residual = first_input.to(start) - at_start
         image, goal = start.clone(), float(residual.norm()) * 1e-7
         gradient = self._transposed(residual)
         direction, power = gradient, gradient.square().sum()
         for _ in range(_ITERATIONS):
             if float(residual.norm()) <= goal or float(power) == 0:
                 break
-            with torch.no_grad():
-                moved = self(direction) - offset
+            moved = self._along(direction, start, at_start)
             step = power / moved.square().sum().clamp_min(1e-30)
             image = image + step * direction
             residual = residual - step * moved
@@ -86,6 +85,12 @@ class InputMap:
             new_power = gradient.square().sum()
             direction, power = gradient + new_power / power * direction, new_power
         return image
+
+    def _along(self, direction: Tensor, start: Tensor, at_start: Tensor) -> Tensor:
+        """``J direction``, without leaving the pixels' range, where models clamp."""
+        length = 0.25 / direction.abs().max().clamp_min(1e-30)
+        with torch.no_grad():
+            return (self(start + length * direction) - at_start) / length
 
     def _transposed(self, vector: Tensor) -> Tensor:
         """``Jᵀ vector``."""

@@ -33,6 +33,8 @@ def position_embedding(scene: Scene) -> Attempt:
     located = _locate(scene, first)
     if weight is None:
         return Attempt(POSITION, False, f"the weight of {first.path} is not shared")
+    if located is None and not weight.any():
+        return no_gradient(POSITION, first.path)
     if located is None:
         reason = "no shared position embedding has the gradient of the patch tokens"
         return Attempt(POSITION, False, reason)
@@ -41,7 +43,7 @@ def position_embedding(scene: Scene) -> Attempt:
     if tokens is None:
         return Attempt(POSITION, False, f"{name} is not shared")
     delta = tokens.reshape(-1, tokens.shape[-1])[rows]
-    if not weight.any() or not delta.any():
+    if not delta.any():
         return no_gradient(POSITION, f"{first.path} and {name}")
     return _solve(scene, delta, weight.flatten(1), name=name)
 
@@ -53,7 +55,9 @@ def _solve(scene: Scene, delta: Tensor, weight: Tensor, *, name: str) -> Attempt
     full = bool(s[-1] > _RANK_TOLERANCE * s[0]) and len(delta) <= delta.shape[1]
     inverse = 1 / s if full else s / (s.square() + _RIDGE * s[0] ** 2)
     patches = vh.T @ (inverse[:, None] * (u.T @ weight))
-    residual = float((delta.T @ patches - weight).norm() / weight.norm())
+    # Black patches have a weight gradient of exactly zero: nothing is left over.
+    rest = (delta.T @ patches - weight).norm()
+    residual = float(rest / weight.norm()) if weight.any() else 0.0
     image = scene.structure.inputs.invert(fold(first, patches))
     reason = f"{first.path}: {len(delta)} patches from its gradient and {name}'s"
     if not full:
@@ -61,6 +65,8 @@ def _solve(scene: Scene, delta: Tensor, weight: Tensor, *, name: str) -> Attempt
             f"; approximate: {len(delta)} patches, {delta.shape[1]} equations of rank "
             f"{int((s > _RANK_TOLERANCE * s[0]).sum())}"
         )
+    elif residual >= EXACT:
+        reason += f"; they do not fit all equations ({residual:.1e})"
     return Attempt(POSITION, True, reason, image, residual, unique=full)
 
 

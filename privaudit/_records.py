@@ -1,0 +1,252 @@
+"""The records of an audit, as they reach disk: the contract with every reader.
+
+Reports and gates see nothing else. Frozen pydantic models; no tensor, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from privaudit.config import AuditConfig
+from privaudit.inventory.records import Inventory
+from privaudit.verdict import (
+    AttackEvidence,
+    AttackState,
+    ControlEvidence,
+    Evidence,
+    UnrelatedPairs,
+    Verdict,
+)
+
+SCHEMA_VERSION = "1"
+RESULT_FILE = "result.json"
+
+Redaction = Literal["none", "originals", "all"]
+
+
+class Record(BaseModel):
+    """Base of what reaches disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ThreatModel(Record):
+    """Who attacks, what they see, what they were given."""
+
+    exposure: str
+    attacker: str
+    sees: list[str]
+    knows: list[str]
+    does_not_know: list[str]
+
+
+class Preflight(Record):
+    """Checks of the audit itself, made before any attack."""
+
+    replay_error: float | None
+    """Largest difference of the outputs when the recorded masks are replayed."""
+    loss_at_truth: float | None
+    """Relative error of the recomputed gradient at the true input and masks."""
+    double_backward: str
+    """``ok``, or what stands in the way of a second derivative."""
+    notes: list[str] = Field(default_factory=list)
+
+
+class FormNote(Record):
+    """One form of an attack on one client: applied or not, and why."""
+
+    form: str
+    applied: bool
+    reason: str
+
+
+class SampleOutcome(Record):
+    """How an attack ended for one image."""
+
+    state: AttackState
+    form: str = ""
+    """Which form recovered it."""
+    residual: float | None = None
+    """Relative error of the recomputed observation."""
+    note: str = ""
+    forms: list[FormNote] = Field(default_factory=list)
+    label: int | None = None
+    """The class that the attacker read off the gradient."""
+
+
+class CurvePoint(Record):
+    """One look at the loss during a search."""
+
+    iteration: int
+    loss: float
+
+
+class Iterate(Record):
+    """One picture on the way of a search."""
+
+    iteration: int
+    image: str | None
+
+
+class MaskScore(Record):
+    """How well one dropout call's mask was found."""
+
+    name: str
+    """The call, such as ``encoder.dropout#0``."""
+    kind: str
+    p: float
+    mmd: float
+    """Mean squared difference to the client's mask."""
+    trd: float
+    """Difference of the dropout rates."""
+    accuracy: float
+    """Share of entries that are right after rounding at one half."""
+
+
+class AttackRecord(Record):
+    """Everything about one attack: settings, cost, outcome, scores."""
+
+    evidence: AttackEvidence
+    title: str
+    summary: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    settings_given: dict[str, Any] = Field(default_factory=dict)
+    seconds: float = 0.0
+    iterations: int = 0
+    restarts: int = 0
+    device: str = "cpu"
+    seed: int = 0
+    loss_start: float | None = None
+    loss_final: float | None = None
+    loss_truth: float | None = None
+    defense: str | None = None
+    countermeasures: list[str] = Field(default_factory=list)
+    outcomes: list[SampleOutcome] = Field(default_factory=list)
+    """One per image, in sample order."""
+    optimised: int | None = None
+    """Values that the search moved, of one client; None for closed forms."""
+    curve: list[CurvePoint] = Field(default_factory=list)
+    """Total loss of the search on the first image's client."""
+    iterates: list[Iterate] = Field(default_factory=list)
+    """What the first image looked like on the way."""
+    masks: list[MaskScore] = Field(default_factory=list)
+    """How well each dropout mask was found, over all clients."""
+    mask_mmd: float | None = None
+    """Mean over layers of the mean squared mask difference (Scheliga 2023, eq. 4)."""
+    mask_trd: float | None = None
+    """Mean over layers of the difference in dropout rate (eq. 6)."""
+    label_accuracy: float | None = None
+    """Share of labels that were read off right, as a multiset per client."""
+    images: list[str | None] = Field(default_factory=list)
+    """Names of the reconstructions in the image store, in sample order."""
+    differences: list[str | None] = Field(default_factory=list)
+
+
+class SampleRecord(Record):
+    """One image of the audit."""
+
+    index: int
+    name: str
+    client: int
+    """Which client's step it was part of."""
+    label: int | None
+    label_source: Literal["given", "model's own argmax", "none"]
+    image: str | None
+    """Name of the original in the image store; None when redacted by omission."""
+
+
+class PositiveControl(Record):
+    """The same ladder on a case that it must solve."""
+
+    passed: bool
+    model: str
+    """Which model was attacked: the user's own without dropout, or a built-in one."""
+    ssim: float | None
+    limit: float
+    seconds: float
+    detail: str
+
+
+class LadderStep(Record):
+    """What a score looks like, on the user's own image."""
+
+    target: float
+    ssim: float
+    """Measured on the picture shown."""
+    image: str | None
+
+
+class Provenance(Record):
+    """Where the numbers come from."""
+
+    privaudit: str
+    packages: dict[str, str]
+    python: str
+    platform: str
+    processor: str
+    cores: int
+    threads: int
+    memory_gib: float | None
+    device: str
+    git_revision: str | None
+    git_dirty: bool | None
+    model_digest: str
+    data_digest: str
+    policy_digest: str
+    command: list[str]
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+
+
+class SkippedInput(Record):
+    """An input that could not be audited."""
+
+    name: str
+    reason: str
+
+
+class AuditRecord(Record):
+    """The JSON document. ``verdict`` is the word as of the audit's own policy."""
+
+    schema_version: Literal["1"] = "1"
+    verdict: Verdict
+    config: AuditConfig
+    threat_model: ThreatModel
+    inventory: Inventory
+    preflight: Preflight
+    samples: list[SampleRecord]
+    skipped_inputs: list[SkippedInput] = Field(default_factory=list)
+    attacks: list[AttackRecord]
+    positive_control: PositiveControl | None
+    unrelated: list[UnrelatedPairs]
+    unrelated_image: str | None = None
+    """An unrelated picture, shown beside the reconstructions."""
+    ladder: list[LadderStep] = Field(default_factory=list)
+    ladder_sample: int | None = None
+    redaction: Redaction = "none"
+    provenance: Provenance
+
+    def evidence(self) -> Evidence:
+        """What the judge gets to see of this record."""
+        return gather_evidence(
+            len(self.samples), self.attacks, self.positive_control, self.unrelated
+        )
+
+
+def gather_evidence(
+    samples: int,
+    attacks: list[AttackRecord],
+    control: PositiveControl | None,
+    unrelated: list[UnrelatedPairs],
+) -> Evidence:
+    """What the judge gets to see: scores, states and controls."""
+    return Evidence(
+        samples=samples,
+        attacks=[a.evidence for a in attacks],
+        positive_control=control
+        and ControlEvidence(passed=control.passed, detail=control.detail),
+        unrelated=unrelated,
+    )
