@@ -73,18 +73,19 @@ def _guarded(where: str, expected: str, call: Callable[[], Any]) -> Any:
         raise ConfigError(
             where,
             expected=expected,
-            got=f"{type(error).__name__}: {error} ({_line_of(error)})",
+            got=_first_cause(error),
             hint="Run that file by itself to see the whole traceback.",
         ) from error
 
 
-def _line_of(error: BaseException) -> str:
-    """Where in the user's code it was raised."""
+def _first_cause(error: BaseException) -> str:
+    """The error, and where in the user's code it was raised."""
     if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}"
+        return f"{error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     last = [f for f in frames if not f.filename.startswith("<frozen")][-1]
-    return f"{last.filename}, line {last.lineno}"
+    kind = type(error).__name__
+    return f"{kind}: {error} ({last.filename}, line {last.lineno})"
 
 
 def _import(place: str) -> Any:
@@ -207,7 +208,7 @@ def _damaged(path: Path, error: Exception) -> ConfigError:
         what = "an empty file"
     elif start.startswith((b"<!doctype", b"<html")):
         what = f"an HTML page of {size} bytes"
-    elif "Unsupported" in str(error):
+    elif "GLOBAL" in str(error) or start.startswith(b"\x80"):
         what = f"a pickle with more than weights ({type(error).__name__})"
     return ConfigError(
         str(path),

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from privaudit._progress import labelled
 from privaudit.attacks import Attack
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.exposure import ClientStep, relative_error
 from privaudit.types import AttackerKnowledge, Batch, Reconstruction, Target
@@ -24,6 +26,9 @@ SAME_IMAGE_MSE = 1e-4
 
 RANGE_TOLERANCE = 1e-2
 """Rounding may pass black and white by so much; beyond it the range is another."""
+
+CONVERGED = 0.01
+"""Share of its way to the loss at the truth that a search may leave."""
 
 _SEVERITY: tuple[AttackState, ...] = (
     "failed", "stopped", "plateau", "converged", "exact", "skipped",
@@ -45,10 +50,13 @@ class Clock:
 
     budget: Budget
     started: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
 
     @property
     def left(self) -> float | None:
         """Seconds left; None without a bound."""
+        if self.cancelled:
+            return 0.0
         if self.budget.seconds is None:
             return None
         return max(0.0, self.budget.seconds - (time.monotonic() - self.started))
@@ -58,12 +66,16 @@ class Clock:
         """True once nothing is left."""
         return self.left is not None and self.left <= 0.0
 
-    def rest(self) -> Budget:
-        """What an attack may still spend."""
-        seconds = self.left
-        return self.budget.model_copy(
-            update={"seconds": None if seconds is None else max(seconds, 1e-3)}
-        )
+    def cancel(self) -> None:
+        """No more time, for whatever comes next."""
+        self.cancelled = True
+
+    def share(self, parts: int) -> Budget | None:
+        """An equal part of what is left; None once nothing is."""
+        if self.is_up:
+            return None
+        seconds = None if self.left is None else max(self.left / parts, 1e-3)
+        return self.budget.model_copy(update={"seconds": seconds})
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +120,22 @@ def run(
 ) -> Run:
     """Attack every client in turn; a client that breaks does not stop the others."""
     started = time.monotonic()
-    outcomes = [
-        _one(attack, target, client, labels_known, clock=clock, seed=seed + number)
-        for number, client in enumerate(clients)
-    ]
+    outcomes = []
+    for number, client in enumerate(clients):
+        with labelled(f"{attack.name}, client {number + 1} of {len(clients)}"):
+            share = clock.share(len(clients) - number)
+            outcomes.append(
+                _one(
+                    attack,
+                    target,
+                    client,
+                    labels_known,
+                    share=share,
+                    seed=seed + number,
+                )
+            )
+        if outcomes[-1].reason == INTERRUPTED:
+            clock.cancel()
     return Run(attack, outcomes, time.monotonic() - started)
 
 
@@ -121,10 +145,10 @@ def _one(
     client: Client,
     labels_known: bool,
     *,
-    clock: Clock,
+    share: Budget | None,
     seed: int,
 ) -> Reconstruction:
-    if clock.is_up:
+    if share is None:
         return Reconstruction(None, "stopped", "no time was left for this client")
     masks = client.step.tape if attack.diagnostic else None
     known = AttackerKnowledge(client.batch.labels if labels_known else None, masks)
@@ -132,12 +156,31 @@ def _one(
     generator = torch.Generator().manual_seed(seed)
     try:
         outcome = attack.run(
-            aimed, client.step.observation, budget=clock.rest(), generator=generator
+            aimed, client.step.observation, budget=share, generator=generator
         )
-        return _checked(outcome, target, client)
+        return _checked(_converged(attack, outcome, target, client), target, client)
     except Exception as error:  # noqa: BLE001  a plug-in may break in any way
         first = next(iter(str(error).splitlines()), "")
         return Reconstruction(None, "failed", f"{type(error).__name__}: {first}")
+
+
+def _converged(
+    attack: Attack, outcome: Reconstruction, target: Target, client: Client
+) -> Reconstruction:
+    """Tell "converged" from "plateau" by the matching loss at the truth."""
+    search = outcome.search
+    if search is None:
+        return outcome
+    truth = attack.loss_at(
+        target, client.step.observation, client.batch, client.step.tape
+    )
+    if truth is None:
+        return outcome
+    state = outcome.state
+    gap = CONVERGED * (search.loss_start - truth)
+    if state == "plateau" and search.loss_final - truth <= gap:
+        state = "converged"
+    return replace(outcome, state=state, search=replace(search, loss_truth=truth))
 
 
 def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconstruction:
@@ -181,6 +224,9 @@ def _verified(
     """
     images = outcome.images
     apart = observation_error(target, client, images) if images is not None else 0.0
+    if apart > CLAIM_TOLERANCE and outcome.search is not None:
+        # Masks of its own making explain the gradient as well as the client's do.
+        return replace(outcome, state="converged", residual=apart)
     if images is None or apart > CLAIM_TOLERANCE:
         reason = (
             "claims an exact match, but the client's step on it gives another gradient "

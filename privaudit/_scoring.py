@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from privaudit._align import assignment, mask_scores
 from privaudit._pixels import to_png
 from privaudit._runner import Client, Run
 from privaudit.metrics import METRICS, Metric
 from privaudit.metrics._controls import picture_ladder
-from privaudit.result import AttackRecord, FormNote, LadderStep, SampleOutcome
+from privaudit.result import (
+    AttackRecord,
+    CurvePoint,
+    FormNote,
+    Iterate,
+    LadderStep,
+    SampleOutcome,
+)
+from privaudit.tape import Tape
 from privaudit.types import Reconstruction
 from privaudit.verdict import AttackEvidence, Score
 
@@ -57,10 +69,71 @@ def attack_record(
         seconds=ran.seconds,
         device=str(clients[0].batch.images.device),
         seed=seed,
+        **_search(ran, clients, pictures),
         outcomes=_outcomes(ran, clients),
         images=names["reconstruction"],
         differences=names["difference"],
     )
+
+
+def _search(ran: Run, clients: Sequence[Client], pictures: Pictures) -> dict[str, Any]:
+    """How the optimisation went, if there was one: the fields that tell of it."""
+    searches = [o.search for o in ran.outcomes if o.search is not None]
+    fields: dict[str, Any] = {"label_accuracy": _label_accuracy(ran, clients)}
+    if not searches:
+        return fields
+    first = searches[0]
+    masks = mask_scores(_mask_pairs(ran, clients))
+    return fields | {
+        "iterations": sum(s.iterations for s in searches),
+        "restarts": max(s.restarts for s in searches),
+        "optimised": first.unknowns,
+        "loss_start": first.loss_start,
+        "loss_final": max(s.loss_final for s in searches),
+        "loss_truth": first.loss_truth,
+        "curve": [
+            CurvePoint(iteration=i, loss=v) for i, v in first.curve if math.isfinite(v)
+        ],
+        "iterates": [
+            Iterate(
+                iteration=i,
+                image=pictures.add(
+                    f"images/{ran.attack.name}-iterate-{i:05d}.png", picture
+                ),
+            )
+            for i, picture in first.pictures
+        ],
+        "masks": masks,
+        "mask_mmd": _mean([m.mmd for m in masks]),
+        "mask_trd": _mean([m.trd for m in masks]),
+    }
+
+
+def _mask_pairs(
+    ran: Run, clients: Sequence[Client]
+) -> list[tuple[Tape, Tape, Sequence[int]]]:
+    return [
+        (c.step.tape, o.masks, assignment(c.batch.images, o.images))
+        for c, o in zip(clients, ran.outcomes, strict=True)
+        if o.masks is not None and o.images is not None
+    ]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _label_accuracy(ran: Run, clients: Sequence[Client]) -> float | None:
+    """Share of labels read off right, as multisets; None where none was read."""
+    hits = total = 0
+    for client, outcome in zip(clients, ran.outcomes, strict=True):
+        truth, guess = client.batch.labels, outcome.labels
+        if guess is None or truth is None or truth.is_floating_point():
+            continue
+        real, found = Counter(truth.flatten().tolist()), Counter(guess.tolist())
+        hits += sum((real & found).values())
+        total += sum(real.values())
+    return hits / total if total else None
 
 
 def _gather(ran: Run, clients: Sequence[Client]) -> tuple[Tensor, list[bool]]:
@@ -71,6 +144,8 @@ def _gather(ran: Run, clients: Sequence[Client]) -> tuple[Tensor, list[bool]]:
         missing = images is None
         if images is None:
             images = torch.full_like(client.batch.images, 0.5)
+        else:
+            images = images[assignment(client.batch.images, images)]
         parts.append(images.detach().float().cpu().clamp(0, 1))
         present += [not missing] * len(client.batch)
     return torch.cat(parts), present

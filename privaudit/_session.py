@@ -83,7 +83,7 @@ class Session:
         ]
         records += self._not_run(attacks, runs)
         control = positive_control(
-            [r.attack for r in runs],
+            [r.attack for r in runs if r.state != "skipped" and _decides(r.attack)],
             target,
             self.first,
             budget=self.config.budget,
@@ -318,6 +318,11 @@ def _eval_pass(
         return exposure.census(model, images[:1], train=False)
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None, None
+
+
+def _decides(attack: Attack) -> bool:
+    """Whether the verdict rests on this attack, so that it has to prove itself."""
+    return attack.required and not attack.diagnostic
 
 
 def _note(where: str, text: str) -> Finding:

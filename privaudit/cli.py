@@ -264,7 +264,8 @@ def _way_out(error: Exception) -> tuple[str, str, int]:
     """Word, text and exit code of an error."""
     if isinstance(error, _USAGE):
         error.show()  # type: ignore[attr-defined]
-        return "error", f"usage: {error.format_message()}", 2  # type: ignore[attr-defined]
+        text = error.format_message() or "no command given"  # type: ignore[attr-defined]
+        return "error", f"usage: {text}", 2
     if isinstance(error, NothingToAuditError):
         return "not run", str(error), 4
     if isinstance(error, AttackError):
@@ -294,8 +295,8 @@ def _explain(verdict: Verdict) -> None:
 
 def _check_out(out: Path) -> None:
     """Before an audit of minutes, not after it."""
-    if out.suffix.lower() not in ("", ".html", ".json"):
-        raise _bad("--out", "a folder (no suffix), .html or .json", str(out))
+    if out.suffix.lower() not in ("", ".html", ".json", ".pdf"):
+        raise _bad("--out", "a folder (no suffix), .html, .pdf or .json", str(out))
     if out.is_dir() if out.suffix else out.is_file():
         kind = "file" if out.suffix else "folder"
         raise _bad("--out", f"a {kind}", f"{out}, which is there and is something else")

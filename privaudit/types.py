@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
-from privaudit.verdict import AttackState
+from privaudit.verdict import AttackState as AttackState
 
 if TYPE_CHECKING:
     from privaudit.exposure import GradientExposure
@@ -137,6 +137,7 @@ class Search:
         iterations: All that were made, over all restarts.
         restarts: How many runs.
         unknowns: Values that were optimised.
+        loss_truth: Matching loss at the truth; filled in by the audit afterwards.
         curve: (iteration, total loss) of the best run.
         pictures: (iteration, image in [0, 1]) of the best run, first image only.
     """
@@ -146,6 +147,7 @@ class Search:
     iterations: int
     restarts: int
     unknowns: int
+    loss_truth: float | None = None
     curve: Sequence[tuple[int, float]] = ()
     pictures: Sequence[tuple[int, Tensor]] = ()
 

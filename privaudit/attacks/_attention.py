@@ -22,6 +22,7 @@ from privaudit.types import Batch
 
 ATTENTION = "first attention projection"
 _AFFINE_TOLERANCE = 1e-4
+_RANK_GAP = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,7 @@ def attention_projection(scene: Scene) -> Attempt:
 
 
 def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
-    tokens = token_gradient(parts.patch, parts.patch.output)
-    count, width = len(tokens), tokens.shape[1]
+    count, width = token_gradient(parts.patch, parts.patch.output).shape
     total = count + parts.skipped
     weight, constant = _affine(scene, parts)
     scale, shift = _norm_parameters(scene, parts.norm, width)
@@ -68,7 +68,7 @@ def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
             f"{unknowns} unknowns a patch, but only {width} - {total} - 1 equations"
         )
         return Attempt(ATTENTION, False, reason)
-    outside = _projector_outside(gradient, total)
+    outside, clear = _projector_outside(gradient, total)
     centre = torch.eye(width, dtype=weight.dtype, device=weight.device) - 1 / width
     lift = outside @ (scale[:, None] * centre)
     columns = [lift @ weight]
@@ -77,27 +77,38 @@ def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
     right = -lift @ constant.T
     matrix = torch.cat(columns, 1)
     solved = torch.linalg.lstsq(matrix, right, driver=_driver(matrix)).solution
-    residual = float((matrix @ solved - right).norm() / right.norm())
-    image = scene.structure.inputs.invert(
-        fold(parts.patch, solved[: weight.shape[1]].T)
-    )
+    patches = solved[: weight.shape[1]].T
+    # What is left of the tokens outside the row space, relative to the tokens.
+    tokens = (patches @ weight.T + constant) @ centre * scale
+    residual = float((matrix @ solved - right).norm() / tokens.norm())
+    image = scene.structure.inputs.invert(fold(parts.patch, patches))
     whole = scene.recomputed_error(image, None)
     reason = f"{parts.projections[0].path}: {count} patches from its row space"
-    return Attempt(ATTENTION, True, reason, image, residual if whole is None else whole)
+    if not clear:
+        reason += f"; approximate: {total} tokens, but its rank in float32 is lower"
+    unique = clear or whole is not None
+    residual = residual if whole is None else whole
+    return Attempt(ATTENTION, True, reason, image, residual, unique)
 
 
 def _driver(matrix: Tensor) -> str:
     return "gels" if matrix.is_cuda else "gelsd"
 
 
-def _projector_outside(gradient: Tensor, rank: int) -> Tensor:
-    """Projection on what is orthogonal to the leading ``rank`` right vectors."""
+def _projector_outside(gradient: Tensor, rank: int) -> tuple[Tensor, bool]:
+    """Projection on what is orthogonal to the leading ``rank`` right vectors.
+
+    Returns:
+        The projection, and whether the rank stands clear of the rounding behind it.
+    """
+    s: Tensor
     vh: Tensor
-    _, _, vh = torch.linalg.svd(gradient, full_matrices=False)
+    _, s, vh = torch.linalg.svd(gradient, full_matrices=False)
     inside = vh[:rank]
     eye = torch.eye(gradient.shape[1], dtype=gradient.dtype, device=gradient.device)
     outside: Tensor = eye - inside.T @ inside
-    return outside
+    clear = len(s) <= rank or bool(s[rank - 1] > _RANK_GAP * s[rank])
+    return outside, clear
 
 
 def _affine(scene: Scene, parts: _Parts) -> tuple[Tensor, Tensor]:

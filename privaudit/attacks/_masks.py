@@ -31,39 +31,53 @@ def read_masks(scene: Scene) -> Masks:
     float32, so a zero column alone is no proof. Where a unit is zero of its own
     accord its mask makes no difference.
     """
-    structure = scene.structure
-    sites = {site.draw: site for site in structure.sites}
     values: list[Tensor | None] = []
-    for index, draw in enumerate(structure.tape):
+    for index, draw in enumerate(scene.structure.tape):
         if not draw.active or draw.p == 1.0:
             values.append(None)
             continue
-        site = sites.get(index)
-        if site is None or draw.hidden:
-            return Masks(None, f"{draw.kind} of {draw.name} cannot be read off")
-        mask = _read(scene, site)
-        if mask is None:
+        reading = read_mask(scene, index)
+        if reading is None:
             where = f"{draw.name} is not between two linear layers on one row"
-            return Masks(None, where)
-        values.append(mask)
-    return Masks(structure.tape.with_values(values), "read off the gradient")
+            return Masks(None, f"the mask of {where}")
+        values.append(reading.value)
+    return Masks(scene.structure.tape.with_values(values), "read off the gradient")
 
 
-def _read(scene: Scene, site: DropSite) -> Tensor | None:
-    """The mask of one site: 1 keeps, 0 drops; None where it does not show."""
-    after = _consumer(scene, site)
-    if after is None:
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One mask as far as the gradient shows it.
+
+    Attributes:
+        value: 1 keeps, 0 drops, of the mask's shape.
+        certain: False where a zero may be the unit's own and not the mask's.
+    """
+
+    value: Tensor
+    certain: Tensor
+
+
+def read_mask(scene: Scene, index: int) -> Reading | None:
+    """The mask of one draw; None where it does not show. Batch of one, one row."""
+    site = next((s for s in scene.structure.sites if s.draw == index), None)
+    if site is None or scene.observation.batch_size != 1:
         return None
-    gradient = scene.gradient(after.weight)
+    if scene.structure.tape.draws[index].hidden:
+        return None
+    after = _consumer(scene, site)
+    gradient = None if after is None else scene.gradient(after.weight)
     if gradient is None or not gradient.any():
         return None
     kept = gradient.any(0)
     before = _producer(scene, site)
-    if before is not None:
-        rows = scene.gradient(before.weight)
-        if rows is not None:
-            kept = kept | rows.any(1)
-    return kept.view(site.output.shape).to(site.output.dtype)
+    rows = None if before is None else scene.gradient(before.weight)
+    if rows is not None:
+        kept = kept | rows.any(1)
+    # Units that are exactly zero for an image of the attacker's own may be zero here.
+    silent = (site.input == 0).any() and rows is None
+    certain = kept | ~silent
+    shape = site.output.shape
+    return Reading(kept.view(shape).to(site.output.dtype), certain.view(shape))
 
 
 def _consumer(scene: Scene, site: DropSite) -> Op | None:

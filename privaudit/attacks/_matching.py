@@ -18,6 +18,31 @@ from privaudit.types import Batch, Observation, Target
 
 
 @dataclass(frozen=True, eq=False)
+class UnknownMasks:
+    """The masks that are optimised beside the image; none for the base attacks.
+
+    Attributes:
+        start: One tensor per mask.
+        tape_of: Puts masks into a tape.
+        penalty: λ·Ω of the masks; None: none.
+        held: Per mask which entries stay as they start; None: none.
+    """
+
+    start: Sequence[Tensor]
+    tape_of: Callable[[Sequence[Tensor]], Tape | None]
+    penalty: Callable[[Sequence[Tensor]], Tensor] | None = None
+    held: Sequence[Tensor | None] = ()
+
+    def projection(self, index: int) -> Callable[[Tensor], Tensor]:
+        """Puts a mask back into [0, 1], and its known entries to their value."""
+        known = self.start[index].detach().clone()
+        held = self.held[index] if self.held else None
+        if held is None:
+            return lambda v: v.clamp(0, 1)
+        return lambda v: torch.where(held, known, v.clamp(0, 1))
+
+
+@dataclass(frozen=True, eq=False)
 class Matching:
     """The objective of gradient matching for one observation.
 
@@ -51,40 +76,36 @@ class Matching:
         self,
         start: Tensor,
         *,
-        masks: Sequence[Tensor],
-        tape_of: Callable[[Sequence[Tensor]], Tape | None],
-        mask_penalty: Callable[[Sequence[Tensor]], Tensor] | None,
+        unknown_masks: UnknownMasks,
         schedule: Schedule,
         budget: Budget,
     ) -> Descent:
-        """Run the loop over the image and the masks.
+        """Run the loop over the image, the masks, and the labels if they are unknown.
 
         Args:
             start: (batch, channels, height, width), as the model takes it.
-            masks: Unknown masks, empty where none is optimised.
-            tape_of: Puts masks into a tape.
-            mask_penalty: λ·Ω of the masks; None: none.
+            unknown_masks: What else is optimised.
             schedule: Of the loop.
             budget: What may be spent.
         """
         inputs = start.detach().clone().requires_grad_()
-        leaves = [m.detach().clone().requires_grad_() for m in masks]
+        masks = [m.detach().clone().requires_grad_() for m in unknown_masks.start]
         low, high = self.box(inputs)
         observed: list[GradientGuess] = []
 
         def objective() -> Objective:
-            guess = self.guess(inputs, tape_of(leaves))
+            guess = self.guess(inputs, unknown_masks.tape_of(masks))
             if not observed:
                 observed.append(self.observed(guess))
             matching = self.distance.measure(guess, observed[0])
             total = matching + self.prior_weight * self.prior.penalty(inputs)
-            if mask_penalty is not None:
-                total = total + mask_penalty(leaves)
+            if unknown_masks.penalty is not None:
+                total = total + unknown_masks.penalty(masks)
             return Objective(matching, total)
 
         unknowns = [Unknown([inputs], lambda v: v.clamp(low, high), sign=True)]
-        if leaves:
-            unknowns.append(Unknown(leaves, lambda v: v.clamp(0, 1)))
+        for index, mask in enumerate(masks):
+            unknowns.append(Unknown([mask], unknown_masks.projection(index)))
         return minimise(objective, unknowns, schedule=schedule, budget=budget)
 
     def box(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

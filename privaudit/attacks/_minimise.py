@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from privaudit._progress import tick
 from privaudit.config import Budget
 
 End = Literal["goal", "plateau", "iterations", "seconds", "numerical", "interrupted"]
@@ -118,6 +119,7 @@ def minimise(
             if run.done % _CHECK_EVERY and run.done < limit:
                 continue
             stop = run.check()
+            tick(run.done, limit, run.curve[-1][1])
             if stop is None and deadline is not None and time.monotonic() > deadline:
                 stop = "seconds"
             if stop is not None:

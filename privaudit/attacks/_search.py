@@ -9,16 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from privaudit.attacks._matching import Matching
+from privaudit.attacks._forms import EXACT
+from privaudit.attacks._matching import Matching, UnknownMasks
 from privaudit.attacks._minimise import Descent, Schedule
 from privaudit.attacks._scene import Scene, structure_of
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import Cosine
 from privaudit.errors import AttackError
+from privaudit.exposure import relative_error
+from privaudit.exposure.predict import observed_as, predict
 from privaudit.priors import TotalVariation
 from privaudit.tape import Tape
-from privaudit.types import Observation, Reconstruction, Search, Target
-from privaudit.verdict import AttackState
+from privaudit.types import (
+    AttackState,
+    Batch,
+    Observation,
+    Reconstruction,
+    Search,
+    Target,
+)
 
 SMOOTH_PRIOR = 1e-2
 FAINT_PRIOR = 1e-5
@@ -36,11 +46,13 @@ class Plan:
         masks: Draws the starting masks of one run; empty where none is unknown.
         tape_of: Puts masks into a tape.
         penalty: λ·Ω of the masks.
+        held: Per mask which entries stay as they start; None: none.
     """
 
     masks: Callable[[], Masks]
     tape_of: TapeOf
     penalty: Penalty | None = None
+    held: Sequence[Tensor | None] = ()
 
 
 def search(
@@ -62,9 +74,9 @@ def search(
         runs.append(
             matching.minimise(
                 _start(matching, generator),
-                masks=plan.masks(),
-                tape_of=plan.tape_of,
-                mask_penalty=plan.penalty,
+                unknown_masks=UnknownMasks(
+                    plan.masks(), plan.tape_of, plan.penalty, plan.held
+                ),
                 schedule=schedule,
                 budget=budget.model_copy(update={"seconds": left}),
             )
@@ -98,28 +110,51 @@ def _report(
     images = normal.invert(best.best[0]).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)
+    tape = plan.tape_of(best.best[1:])
+    residual = _residual(matching, images, tape)
+    if residual < EXACT:
+        state, reason = "exact", "the recomputed gradient matches"
     return Reconstruction(
         images,
         state,
         reason,
         form="gradient matching",
-        masks=plan.tape_of(best.best[1:]) if len(best.best) > 1 else None,
+        residual=residual,
+        masks=tape if len(best.best) > 1 else None,
         search=Search(
             best.loss_start,
             best.loss_best,
             sum(r.iterations for r in runs),
             len(runs),
             sum(v.numel() for v in best.best),
-            best.curve,
-            pictures,
+            curve=best.curve,
+            pictures=pictures,
         ),
     )
+
+
+def loss_at(
+    target: Target, observation: Observation, batch: Batch, tape: Tape
+) -> float:
+    """Matching loss at a given input under given masks."""
+    guess = predict(target.exposure, target.model, batch, tape)
+    observed = observed_as(guess, observation.gradients)
+    return float(Cosine().measure(guess, observed).detach())
+
+
+def _residual(matching: Matching, images: Tensor, tape: Tape | None) -> float:
+    """Relative error of the recomputed gradient, under the masks that were found."""
+    exposure, model = matching.target.exposure, matching.target.model
+    batch = Batch(images, matching.labels)
+    still = None if tape is None else tape.detached()
+    guess = exposure.gradient(model, batch, tape=still)
+    return relative_error(guess, matching.observation.gradients)
 
 
 def _state(runs: Sequence[Descent], wanted: int) -> tuple[AttackState, str]:
     ends = {r.end for r in runs}
     if "interrupted" in ends:
-        return "stopped", "interrupted by hand"
+        return "stopped", INTERRUPTED
     if "seconds" in ends or (len(runs) < wanted and "goal" not in ends):
         return "stopped", f"the time was up after {runs[-1].iterations} iterations"
     if ends == {"numerical"}:

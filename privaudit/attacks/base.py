@@ -11,7 +11,12 @@ from privaudit.config import Budget
 if TYPE_CHECKING:
     import torch
 
-    from privaudit.types import Observation, Reconstruction, Target
+    from privaudit.tape import Tape
+    from privaudit.types import Batch, Observation, Reconstruction, Target
+
+
+INTERRUPTED = "interrupted by hand"
+"""Reason of a search that Ctrl-C ended; what was found until then is kept."""
 
 
 class Attack(Plugin):
@@ -48,3 +53,13 @@ class Attack(Plugin):
             budget: Seconds, iterations, restarts still to be spent.
             generator: Source of all randomness, on the CPU.
         """
+
+    def loss_at(
+        self, target: Target, observation: Observation, batch: Batch, tape: Tape
+    ) -> float | None:
+        """The matching loss at a known input: how the audit checks the search itself.
+
+        Called with the truth, after the attack has ended. None for attacks that do
+        not minimise a matching loss.
+        """
+        return None

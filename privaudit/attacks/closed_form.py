@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from privaudit.attacks._attention import attention_projection
 from privaudit.attacks._first_linear import with_bias, without_bias
@@ -47,7 +48,7 @@ class ClosedForm(Attack):
     title: ClassVar[str] = "Closed form"
     source: ClassVar[str] = "Phong 2017; Lu 2021; Scheliga 2023"
 
-    forms: tuple[FormName, ...] = tuple(_FORMS)
+    forms: tuple[FormName, ...] = Field(default=tuple(_FORMS), min_length=1)
     """Which forms to try, in this order; the first exact one wins."""
 
     @classmethod

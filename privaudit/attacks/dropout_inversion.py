@@ -9,10 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from privaudit.attacks._masks import read_masks
+from privaudit.attacks._masks import Reading, read_mask
 from privaudit.attacks._minimise import Schedule
 from privaudit.attacks._scene import Scene
-from privaudit.attacks._search import Masks, Plan, matching_of, scene_of, search
+from privaudit.attacks._search import (
+    Masks,
+    Plan,
+    loss_at,
+    matching_of,
+    scene_of,
+    search,
+)
 from privaudit.attacks.base import Attack
 from privaudit.tape import Draw, Tape
 from privaudit.types import Batch, Observation, Reconstruction, Target
@@ -41,6 +48,9 @@ class DropoutInversion(Attack):
     """``bernoulli``: keep with 1 - p · ``normal_keep``: N(1 - p, 1/√n) ·
     ``normal_half``: N(.5, .25), for an unknown p, without Ω · ``analytical``: read
     off the gradient where it shows there, else bernoulli."""
+    hold_certain: bool = True
+    """With ``analytical``: entries that the gradient shows beyond doubt stay fixed.
+    False starts there and lets them move, as in the paper."""
     mask_weight: float = Field(default=1e-4, ge=0)
     """λ_mask of Ω(Ψ) = Σ_i |p_i - (1 - ‖ψ_i‖/n_i)|, the rate that each mask has."""
     prior_weight: float | None = None
@@ -66,6 +76,9 @@ class DropoutInversion(Attack):
         blank = _blank_tape(scene)
         unknown = [i for i, d in enumerate(blank) if d.is_mask and 0 < (d.p or 0) < 1]
         draws = [blank.draws[i] for i in unknown]
+        readings: list[Reading | None] = [None] * len(unknown)
+        if self.initialisation == "analytical":
+            readings = [read_mask(scene, i) for i in unknown]
 
         def tape_of(masks: Masks) -> Tape | None:
             if not len(blank):
@@ -76,13 +89,23 @@ class DropoutInversion(Attack):
             return blank.with_values(values)
 
         plan = Plan(
-            masks=lambda: self._start(scene, draws, unknown, generator),
+            masks=lambda: [
+                self._mask(d, r, generator)
+                for d, r in zip(draws, readings, strict=True)
+            ],
             tape_of=tape_of,
             penalty=None if self._unregularised(draws) else self._penalty(draws),
+            held=[self._held(r) for r in readings],
         )
         return search(
             matching, plan, schedule=self.schedule, budget=budget, generator=generator
         )
+
+    def loss_at(
+        self, target: Target, observation: Observation, batch: Batch, tape: Tape
+    ) -> float | None:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        return loss_at(target, observation, batch, tape)
 
     def _unregularised(self, draws: Sequence[Draw]) -> bool:
         return (
@@ -92,24 +115,15 @@ class DropoutInversion(Attack):
     def _penalty(self, draws: Sequence[Draw]) -> _Rates:
         return _Rates([d.p or 0.0 for d in draws], self.mask_weight)
 
-    def _start(
-        self,
-        scene: Scene,
-        draws: Sequence[Draw],
-        unknown: Sequence[int],
-        generator: torch.Generator,
-    ) -> list[Tensor]:
-        known: Sequence[Tensor | None] = [None] * len(draws)
-        if self.initialisation == "analytical":
-            read = read_masks(scene).tape
-            if read is not None:
-                known = [read.draws[i].value for i in unknown]
-        return [
-            self._mask(draw, generator) if value is None else value
-            for draw, value in zip(draws, known, strict=True)
-        ]
+    def _held(self, reading: Reading | None) -> Tensor | None:
+        """Which entries must not move."""
+        return reading.certain if reading is not None and self.hold_certain else None
 
-    def _mask(self, draw: Draw, generator: torch.Generator) -> Tensor:
+    def _mask(
+        self, draw: Draw, reading: Reading | None, generator: torch.Generator
+    ) -> Tensor:
+        if reading is not None:
+            return reading.value
         like = draw.value
         shape = () if like is None else tuple(like.shape)
         keep = 1 - (draw.p or 0.0)

@@ -15,6 +15,12 @@ GRADIENT_LADDER = ("closed_form", "sparse_factorization", "dropout_inversion")
 not carry count as missing: an attack that was not tried cannot clear a model."""
 
 
+WARM: Mapping[str, Mapping[str, Any]] = {
+    "dropout_inversion": {"initialisation": "analytical"}
+}
+"""Settings by which a rung of ``auto`` starts from what the gradient shows at once."""
+
+
 def choose(attacks: str | list[Any]) -> list[Attack]:
     """The attacks to run, in ladder order.
 
@@ -25,7 +31,9 @@ def choose(attacks: str | list[Any]) -> list[Attack]:
         ConfigError: An unknown name, or one label twice.
     """
     if attacks == "auto":
-        return [by_name(ATTACKS, n) for n in GRADIENT_LADDER if n in ATTACKS]
+        return [
+            by_name(ATTACKS, n, WARM.get(n)) for n in GRADIENT_LADDER if n in ATTACKS
+        ]
     if attacks == "all":
         rest = [n for n in ATTACKS if n not in GRADIENT_LADDER]
         ladder = [n for n in GRADIENT_LADDER if n in ATTACKS]

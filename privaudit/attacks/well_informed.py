@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privaudit.attacks._minimise import Schedule
-from privaudit.attacks._search import Plan, matching_of, scene_of, search
+from privaudit.attacks._search import (
+    Plan,
+    loss_at,
+    matching_of,
+    scene_of,
+    search,
+)
 from privaudit.attacks.base import Attack
 from privaudit.errors import AttackError
-from privaudit.types import Observation, Reconstruction, Target
+from privaudit.tape import Tape
+from privaudit.types import Batch, Observation, Reconstruction, Target
 
 if TYPE_CHECKING:
     from privaudit.config import Budget
@@ -63,3 +70,9 @@ class WellInformed(Attack):
         return search(
             matching, plan, schedule=self.schedule, budget=budget, generator=generator
         )
+
+    def loss_at(
+        self, target: Target, observation: Observation, batch: Batch, tape: Tape
+    ) -> float | None:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        return loss_at(target, observation, batch, tape)

@@ -66,13 +66,21 @@ def innermost_module(error: BaseException, model: nn.Module) -> str:
 
 
 def _one_value(where: str, text: str) -> UnsupportedModelError:
+    batch = "Either audit a batch of at least 2 images, or "
+    hint = (
+        batch
+        + 'state that the client runs it in eval mode: client=Client(mode="as_is")'
+        " with the model's modes set as the client sets them."
+        if "BatchNorm" in where
+        else "Audit larger images: this layer has one value to normalise at this size."
+        if "InstanceNorm" in where
+        else batch + "larger ones."
+    )
     return UnsupportedModelError(
         where,
         expected="more than one value per channel in train mode",
         got=text,
-        hint="Normalising one value is undefined. Either audit a batch of at least 2 "
-        'images, or state that the client runs it in eval mode: client=Client(mode="'
-        "as_is\") with the model's modes set as the client sets them.",
+        hint=f"Normalising one value is undefined. {hint}",
     )
 
 
@@ -88,7 +96,7 @@ def _fails_plainly(model: nn.Module, plain: Callable[[], None]) -> str | None:
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 plain()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             # Hooks may hide the version check; what was overwritten still shows.
             return _overwritten(saved) or innermost_module(error, model)
         changed = _overwritten(saved)
@@ -96,7 +104,7 @@ def _fails_plainly(model: nn.Module, plain: Callable[[], None]) -> str | None:
         return None
     try:
         plain()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return changed
     return None
 

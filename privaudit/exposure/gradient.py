@@ -171,8 +171,18 @@ class GradientExposure:
     ) -> tuple[Any, Tape]:
         """Run the model once as it is, and record everything random."""
         recorder = Recorder(model)
-        with self._ready(model, train=train), recorder, torch.no_grad():
-            result = output.call(model, self._inputs(images), self.keyword)
+
+        def run() -> Any:
+            return output.call(model, self._inputs(images), self.keyword)
+
+        with self._ready(model, train=train), torch.no_grad():
+            try:
+                with recorder:
+                    result = run()
+            except (RuntimeError, ValueError) as error:
+                if self.training_step is not None:
+                    raise
+                raise explain_step_failure(error, model, run) from error
         return recorder.latest(result), recorder.tape
 
     def logits(self, model: nn.Module, result: Any) -> Tensor:

@@ -80,6 +80,24 @@ def _unreplayable(calls: list[StochasticCall]) -> Iterator[Finding]:
         )
 
 
+def about_recurrent(modules: Mapping[str, float]) -> Iterator[Finding]:
+    """Dropout of a recurrent layer acts between layers, and there is only one.
+
+    Args:
+        modules: Rate by name.
+    """
+    for name, p in modules.items():
+        yield Finding(
+            code="dropout-without-effect",
+            severity="warning",
+            where=name,
+            title=f"The dropout of {name} has no effect",
+            text=f"dropout={p} acts between the layers of a recurrent stack; `{name}` "
+            "has one layer, so its dropout has no effect.",
+            remedy="Put nn.Dropout behind it, or stack layers.",
+        )
+
+
 def about_outside(modules: Sequence[str]) -> Iterator[Finding]:
     """Python's and numpy's generators used in forward."""
     for name in dict.fromkeys(modules):

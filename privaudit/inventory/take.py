@@ -40,6 +40,7 @@ def take(model: nn.Module, evidence: Evidence) -> Inventory:
     found = [
         *evidence.notes,
         *findings.about_randomness(calls),
+        *findings.about_recurrent(_idle_dropout(model)),
         *findings.about_outside(evidence.outside),
         *findings.about_sharing(total, trainable),
         *findings.about_unused(sorted(set(shared) - set(gradients))),
@@ -56,6 +57,15 @@ def take(model: nn.Module, evidence: Evidence) -> Inventory:
         findings=found,
         changes=changes(model),
     )
+
+
+def _idle_dropout(model: nn.Module) -> dict[str, float]:
+    """Recurrent layers whose dropout has nothing to act between."""
+    return {
+        name or type(module).__name__: module.dropout
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers == 1
+    }
 
 
 def _calls(evidence: Evidence) -> list[StochasticCall]:

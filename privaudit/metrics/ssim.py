@@ -16,8 +16,9 @@ SIGMA = 1.5
 class Ssim(Metric):
     """How alike two images look: 1 identical, 0 unrelated, negative when inverted.
 
-    Gaussian window of 11 pixels, σ = 1.5, data range 1, mean over channels. Not
-    defined below 11 pixels a side.
+    Gaussian window of 11 pixels, σ = 1.5, data range 1, mean over channels and over
+    the whole image with mirrored borders (scikit-image leaves out 5 pixels at every
+    border: values differ by some hundredths). Not defined below 11 pixels a side.
 
     Example:
         >>> import torch

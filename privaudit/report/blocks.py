@@ -82,6 +82,8 @@ class Heading(Block):
     kind: ClassVar[str] = "heading"
     text: str
     note: str = ""
+    tag: str = ""
+    """What must not be missed about all that follows."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class Strip(Block):
 
     kind: ClassVar[str] = "strip"
     figures: tuple[Figure, ...]
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,80 @@ class Chart(Block):
     marks: tuple[Mark, ...]
     rules: tuple[Rule, ...]
     ticks: tuple[tuple[float, str], ...]
+    axis: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One search: its line, how it ended, and its row in the key."""
+
+    style: int
+    points: str
+    end: tuple[float, float]
+    arrived: bool
+    """Exact or converged."""
+    name: str
+    note: str
+    key: float
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The loss of one search at the true input; without text it shares the next."""
+
+    y: float
+    style: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Curves(Block):
+    """Lines of several searches in one axis, as inline SVG with its key."""
+
+    kind: ClassVar[str] = "curves"
+    anchor: str
+    title: str
+    description: str
+    width: int
+    height: int
+    left: int
+    right: int
+    base: float
+    curves: tuple[Curve, ...]
+    truths: tuple[Truth, ...]
+    rows: tuple[tuple[float, str], ...]
+    columns: tuple[tuple[float, str], ...]
+    axis: str
+    scale: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One value with what it would be by chance, in drawing units."""
+
+    x: float
+    y: float
+    chance: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Bars(Block):
+    """Values in a row, each against its own value by chance, as inline SVG."""
+
+    kind: ClassVar[str] = "bars"
+    anchor: str
+    title: str
+    description: str
+    width: int
+    height: int
+    left: int
+    right: int
+    base: float
+    bar: float
+    """Width of one bar."""
+    bars: tuple[Bar, ...]
+    rows: tuple[tuple[float, str], ...]
     axis: str
 
 

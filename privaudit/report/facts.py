@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,34 @@ def leakiest(record: AuditRecord) -> list[Leakiest]:
     lowest = float("-inf")
     return sorted(
         found, key=lambda f: lowest if f.value is None else sign * f.value, reverse=True
+    )
+
+
+WORST, BEST, DRAWN = 20, 5, 20
+"""How many images a PDF shows of each kind; the rest is in the other forms."""
+
+
+def on_paper(record: AuditRecord, found: Sequence[Leakiest]) -> list[Leakiest]:
+    """A bounded choice, the worst image first: worst, best, and some drawn at random.
+
+    The draw goes by the seed of the audit, so that the same record shows the same.
+    """
+    if len(found) <= WORST + BEST + DRAWN:
+        return list(found)
+    middle = range(WORST, len(found) - BEST)
+    drawn = random.Random(record.config.seed).sample(middle, DRAWN)  # noqa: S311 - no secret
+    return [*found[:WORST], *(found[i] for i in sorted(drawn)), *found[-BEST:]]
+
+
+def said_on_paper(found: int, what: str = "images") -> str:
+    """How many of how many a PDF shows, by which choice, and where the rest is."""
+    shown = WORST + BEST + DRAWN
+    if found <= shown:
+        return f"All {found:,} {what} shown."
+    return (
+        f"{shown} of {found:,} {what} shown: the {WORST} worst, the {BEST} best and "
+        f"{DRAWN} drawn at random; {found - shown:,} omitted. Every value is in the "
+        "attached result.json."
     )
 
 

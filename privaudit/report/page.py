@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privaudit.errors import ReportError
 from privaudit.report import phrases
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PAGE = "page.html"
+_ON_PAPER = 'text { font-family: "privaudit"; } .chart .rule-name { stroke: none; }'
+"""WeasyPrint paints the halo of a text over the text."""
+_WEIGHTS = {400: "Regular", 600: "SemiBold"}
 
 
 def render_html(record: AuditRecord, images: Images) -> str:
@@ -27,7 +32,28 @@ def render_html(record: AuditRecord, images: Images) -> str:
     Raises:
         ReportError: The templates are not installed.
     """
-    pictures = Pictures(images, record.redaction)
+    return _render(record, Pictures(images, record.redaction))
+
+
+def render_paper(record: AuditRecord, images: Images) -> str:
+    """The page as the PDF shows it: a bounded set of images, everything unfolded.
+
+    Raises:
+        ReportError: The templates are not installed.
+    """
+    return _render(record, Pictures(images, record.redaction, paper=True))
+
+
+def font(weight: str) -> bytes:
+    """The shipped font, ``Regular`` or ``SemiBold``.
+
+    Raises:
+        ReportError: The templates are not installed.
+    """
+    return (_found(_template_folders()) / "fonts" / f"Inter-{weight}.ttf").read_bytes()
+
+
+def _render(record: AuditRecord, pictures: Pictures) -> str:
     made = [maker.build(record, pictures) for maker in SECTIONS]
     sections = [section for section in made if section is not None]
     environment = _environment(_template_folders())
@@ -36,8 +62,32 @@ def render_html(record: AuditRecord, images: Images) -> str:
         sections=sections,
         version=record.provenance.privaudit,
         started=phrases.moment(record.provenance.started),
+        date=record.provenance.started,
         navigation=_navigation(sections),
+        paper=_paper(environment) if pictures.paper else None,
     )
+
+
+def _paper(environment: Environment) -> dict[str, Any]:
+    """What only paper needs: the fonts, and drawings that carry their own colours."""
+    colours = _light_colours(_source(environment, "style.css"))
+    drawings = re.sub(
+        r"var\(--([a-z-]+)\)",
+        lambda m: colours[m[1]],
+        _source(environment, "chart.css"),
+    )
+    fonts = {w: base64.b64encode(font(n)).decode() for w, n in _WEIGHTS.items()}
+    return {"fonts": fonts, "drawings": drawings + _ON_PAPER}
+
+
+def _light_colours(style: str) -> dict[str, str]:
+    light = style.partition("@media")[0]
+    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", light))
+
+
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
 
 
 def _title(record: AuditRecord) -> str:
@@ -55,19 +105,23 @@ def _template_folders() -> list[Traversable]:
     return [package / "templates", repository / "templates"]
 
 
+def _found(folders: Sequence[Traversable]) -> Traversable:
+    for folder in folders:
+        if (folder / _PAGE).is_file():
+            return folder
+    raise ReportError(
+        "privaudit/templates",
+        expected=f"the report templates, {_PAGE} among them",
+        got="none in " + " or ".join(map(str, folders)),
+        hint="Install privaudit again; the templates are part of the package.",
+    )
+
+
 def _environment(folders: Sequence[Traversable]) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = [str(folder) for folder in folders if (folder / _PAGE).is_file()]
-    if not found:
-        raise ReportError(
-            "privaudit/templates",
-            expected=f"the report templates, {_PAGE} among them",
-            got="none in " + " or ".join(map(str, folders)),
-            hint="Install privaudit again; the templates are part of the package.",
-        )
     return Environment(
-        loader=FileSystemLoader(found[0]),
+        loader=FileSystemLoader(str(_found(folders))),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,6 +75,11 @@ def signed(value: float) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """``1 image``, ``3 images``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def dotted(parts: Iterable[str]) -> str:
+    """Parts of one note, side by side."""
+    return " · ".join(parts)
 
 
 def metric(name: str) -> str:

@@ -14,6 +14,10 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PIXELATED_UP_TO = 64
 _LARGEST = 640
 """Wider or higher pictures are scaled down for the page; the files stay as they are."""
+_LARGEST_ON_PAPER = 400
+_THUMBNAIL = 128
+_SMALLEST_ON_PAPER = 192
+"""Smaller ones are enlarged there: some viewers would smooth their pixels away."""
 
 
 class Images(Protocol):
@@ -27,39 +31,54 @@ class Images(Protocol):
 class Pictures:
     """Looks pictures up, once each, and says what is missing."""
 
-    def __init__(self, images: Images, redaction: Redaction) -> None:
+    def __init__(
+        self, images: Images, redaction: Redaction, *, paper: bool = False
+    ) -> None:
         self._images = images
-        self._known: dict[str, Picture | None] = {}
+        self._known: dict[tuple[str, bool], Picture | None] = {}
         self.redaction = redaction
+        self.paper = paper
+        """True for the PDF, which shows fewer pictures and smaller ones."""
 
-    def get(self, name: str | None) -> Picture | None:
+    def get(self, name: str | None, *, small: bool = False) -> Picture | None:
         """The picture called ``name``; None when it is missing or no PNG."""
         if name is None:
             return None
-        if name not in self._known:
-            self._known[name] = _picture(self._images.get(name))
-        return self._known[name]
+        if (name, small) not in self._known:
+            largest = _LARGEST_ON_PAPER if self.paper else _LARGEST
+            self._known[name, small] = _picture(
+                self._images.get(name),
+                _THUMBNAIL if small else largest,
+                _SMALLEST_ON_PAPER if self.paper else 0,
+                "JPEG" if small else "PNG",
+            )
+        return self._known[name, small]
 
     def figure(
-        self, name: str | None, caption: str, alt: str, *, tone: Tone = "plain"
+        self,
+        name: str | None,
+        caption: str,
+        alt: str,
+        *,
+        tone: Tone = "plain",
+        small: bool = False,
     ) -> Figure:
         """The picture with its caption, or the words in its place."""
         left_out = name is None and self.redaction != "none"
         return Figure(
-            picture=self.get(name),
+            picture=self.get(name, small=small),
             caption=caption,
             alt=alt,
             missing="left out by redaction" if left_out else "image not available",
             tone=tone,
         )
 
-    def original(self, name: str | None, what: str) -> Figure:
+    def original(self, name: str | None, what: str, *, small: bool = False) -> Figure:
         """One of the user's own images, named as what it is on this page."""
         if self.redaction == "none":
-            return self.figure(name, "Original", f"Original of {what}")
-        return self.figure(
-            name, "Original, blurred", f"Original of {what}, blurred for redaction"
-        )
+            return self.figure(name, "Original", f"Original of {what}", small=small)
+        alt = f"Original of {what}, blurred for redaction"
+        return self.figure(name, "Original, blurred", alt, small=small)
 
 
 def png_size(data: bytes) -> tuple[int, int] | None:
@@ -70,28 +89,40 @@ def png_size(data: bytes) -> tuple[int, int] | None:
     return (width, height) if width and height else None
 
 
-def _picture(data: bytes | None) -> Picture | None:
+def _picture(
+    data: bytes | None, largest: int, smallest: int, reduced: str
+) -> Picture | None:
+    """``reduced``: the format of what is scaled down, JPEG for small noisy pictures."""
     size = png_size(data) if data else None
     if data is None or size is None:
         return None
-    shown = _scaled_down(data) if max(size) > _LARGEST else data
+    shown = data
+    if max(size) > largest:
+        shown = _scaled(data, largest, reduced)
+    elif max(size) <= _PIXELATED_UP_TO and max(size) < smallest:
+        shown = _scaled(data, -(-smallest // max(size)) * max(size), "PNG")
+    kind = "png" if shown.startswith(_PNG) else "jpeg"
     encoded = base64.b64encode(shown).decode("ascii")
     return Picture(
-        uri=f"data:image/png;base64,{encoded}",
+        uri=f"data:image/{kind};base64,{encoded}",
         width=size[0],
         height=size[1],
         pixelated=max(size) <= _PIXELATED_UP_TO,
     )
 
 
-def _scaled_down(data: bytes) -> bytes:
+def _scaled(data: bytes, long: int, form: str) -> bytes:
+    """The longer side becomes ``long``; enlarged pixels keep their edges."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.thumbnail((_LARGEST, _LARGEST))
+            times = long / max(image.size)
+            sides = [max(1, round(side * times)) for side in image.size]
+            flat = image if form == "PNG" else image.convert("RGB")
+            how = Image.Resampling.NEAREST if times > 1 else Image.Resampling.LANCZOS
             out = io.BytesIO()
-            image.save(out, format="PNG")
+            flat.resize((sides[0], sides[1]), how).save(out, format=form, quality=88)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return data
     return out.getvalue()

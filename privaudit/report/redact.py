@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from privaudit.errors import ReportError
 from privaudit.report.pictures import Images
-from privaudit.result import AuditRecord, LadderStep, Redaction, SampleRecord
+from privaudit.result import (
+    AuditRecord,
+    Iterate,
+    LadderStep,
+    Redaction,
+    SampleRecord,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
-Shown = TypeVar("Shown", SampleRecord, LadderStep)
+Shown = TypeVar("Shown", SampleRecord, LadderStep, Iterate)
 
 _ORDER: tuple[Redaction, ...] = ("none", "originals", "all")
 _BLOCKS = 8
@@ -53,6 +59,7 @@ def covered(record: AuditRecord, redaction: Redaction) -> frozenset[str]:
         names.append(record.unrelated_image)
     if redaction == "all":
         names += [name for a in record.attacks for name in a.images]
+        names += [step.image for a in record.attacks for step in a.iterates]
     return frozenset(name for name in names if name is not None)
 
 
@@ -69,15 +76,28 @@ def redacted_images(
     A picture that cannot be read cannot be blurred either, and is left out. What is
     blurred already is blurred again, which costs little and needs no trust.
     """
-    hidden = covered(record, redaction)
+    shown = RedactedImages(record, images, redaction)
     kept: dict[str, bytes] = {}
     for name in picture_names(record):
-        data = images.get(name)
-        if data is not None and name in hidden:
-            data = blur(data)
+        data = shown.get(name)
         if data is not None:
             kept[name] = data
     return kept
+
+
+class RedactedImages:
+    """The same one by one, for a page that shows a few of very many."""
+
+    def __init__(
+        self, record: AuditRecord, images: Images, redaction: Redaction
+    ) -> None:
+        self._images = images
+        self._hidden = covered(record, redaction)
+
+    def get(self, name: str, /) -> bytes | None:
+        """The PNG called ``name``, blurred where it is hidden; None if unreadable."""
+        data = self._images.get(name) if _inside(name) else None
+        return blur(data) if data is not None and name in self._hidden else data
 
 
 def without_pictures(record: AuditRecord, redaction: Redaction) -> AuditRecord:
@@ -101,6 +121,7 @@ def without_pictures(record: AuditRecord, redaction: Redaction) -> AuditRecord:
                     update={
                         "images": names(a.images),
                         "differences": names(a.differences),
+                        "iterates": [_with_image(i, one(i.image)) for i in a.iterates],
                     }
                 )
                 for a in record.attacks

@@ -1,4 +1,4 @@
-"""Writing a result: the record alone, one page, or a folder with everything."""
+"""Writing a result: the record alone, one page, a PDF, or a folder with everything."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from pathlib import Path
 from privaudit.errors import ReportError
 from privaudit.report.files import make_folder, remove_file, write_file
 from privaudit.report.page import render_html
+from privaudit.report.pdf import CannotDrawError, render_pdf
+from privaudit.report.pictures import Images
 from privaudit.report.redact import (
+    RedactedImages,
     covered,
     picture_names,
     redacted_images,
     stronger,
     without_pictures,
 )
-from privaudit.result import RESULT_FILE, AuditRecord, AuditResult
+from privaudit.result import RESULT_FILE, AuditRecord, AuditResult, Redaction
 
 REPORT_FILE = "report.html"
-_FORMS = ".json, .html, or a folder (no suffix)"
+_FORMS = ".json, .html, .pdf, or a folder (no suffix)"
 
 
 def write(result: AuditResult, path: Path, *, redact: str = "none") -> Path:
@@ -26,7 +29,8 @@ def write(result: AuditResult, path: Path, *, redact: str = "none") -> Path:
 
     Args:
         result: Record and pictures.
-        path: ``.json``, ``.html``, or a folder without suffix.
+        path: ``.json``, ``.html``, ``.pdf``, or a folder without suffix. A folder gets
+            no PDF; save one into it where it is wanted.
         redact: ``none``, ``originals`` or ``all``; a stronger redaction that the
             result already carries is kept.
 
@@ -35,23 +39,31 @@ def write(result: AuditResult, path: Path, *, redact: str = "none") -> Path:
 
     Raises:
         ReportError: Unknown suffix or redaction, or the place cannot be written.
+        MissingDependencyError: A PDF was asked for and cannot be drawn here; the HTML
+            report lies beside it.
     """
     suffix = path.suffix.lower()
     _check_suffix(path, suffix)
     redaction = stronger(result.record.redaction, redact)
     record = result.record.model_copy(update={"redaction": redaction})
-    if suffix == ".json":
-        make_folder(path.parent)
-        bare = result.record if redaction == "none" else None
-        write_file(path, as_json(bare or without_pictures(result.record, redaction)))
-        return path
-    images = redacted_images(result.record, result.images, redaction)
-    if suffix == ".html":
-        make_folder(path.parent)
-        write_file(path, render_html(record, images).encode())
-    else:
+    if suffix == "":
+        images = redacted_images(result.record, result.images, redaction)
         _write_folder(path, record, images)
+        return path
+    make_folder(path.parent)
+    shown = RedactedImages(result.record, result.images, redaction)
+    if suffix == ".html":
+        write_file(path, render_html(record, shown).encode())
+    elif suffix == ".json":
+        write_file(path, as_json(_alone(result.record, redaction)))
+    else:
+        _write_pdf(path, record, shown, as_json(_alone(result.record, redaction)))
     return path
+
+
+def _alone(record: AuditRecord, redaction: Redaction) -> AuditRecord:
+    """The record without its pictures: a redacted one names none that it hides."""
+    return record if redaction == "none" else without_pictures(record, redaction)
 
 
 def as_json(record: AuditRecord) -> bytes:
@@ -60,17 +72,27 @@ def as_json(record: AuditRecord) -> bytes:
 
 
 def _check_suffix(path: Path, suffix: str) -> None:
-    if suffix in ("", ".json", ".html"):
+    if suffix in ("", ".json", ".html", ".pdf"):
         return
-    later = suffix == ".pdf"
     raise ReportError(
         f"save({str(path)!r})",
         expected=_FORMS,
-        got="a PDF, which comes in a later version" if later else f"suffix {suffix!r}",
-        hint="HTML is available, and prints well."
-        if later
-        else "Change the suffix, or leave it out to get a folder.",
+        got=f"suffix {suffix!r}",
+        hint="Change the suffix, or leave it out to get a folder.",
     )
+
+
+def _write_pdf(
+    path: Path, record: AuditRecord, images: Images, attachment: bytes
+) -> None:
+    """Where nothing can draw it the same report is there as HTML, and the error says so."""
+    try:
+        pdf = render_pdf(record, images, attachment)
+    except CannotDrawError as error:
+        html = path.with_suffix(".html")
+        write_file(html, render_html(record, images).encode())
+        raise error.explain(path, html) from error
+    write_file(path, pdf)
 
 
 def _write_folder(

@@ -76,7 +76,7 @@ def _dropped(name: str, args: tuple[Any, ...]) -> float | None:
     if name != "bernoulli_":
         return None
     keep = args[1] if len(args) > 1 else 0.5  # a default is left out of the call
-    return 1 - keep if isinstance(keep, float) else None
+    return round(1 - keep, 12) if isinstance(keep, float) else None
 
 
 def _draws_nothing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

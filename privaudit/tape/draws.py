@@ -102,6 +102,11 @@ class Tape:
         masks = [replace(d, value=None, p=0.0) for d in self.draws]
         return Tape(tuple(masks))
 
+    def detached(self) -> Tape:
+        """The same values without their graph."""
+        values = [None if d.value is None else d.value.detach() for d in self.draws]
+        return self.with_values(values)
+
     def with_values(self, values: Iterable[Tensor | None]) -> Tape:
         """The same calls with other masks or noise."""
         paired = zip(self.draws, values, strict=True)

@@ -124,8 +124,9 @@ def _explicit_attention(
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    root = math.sqrt(scale if scale is not None else query.shape[-1] ** -0.5)
-    scores = (query * root) @ (key * root).transpose(-2, -1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    root = math.sqrt(abs(scale))
+    scores = (query * math.copysign(root, scale)) @ (key * root).transpose(-2, -1)
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
         scores = scores.masked_fill(~causal.tril(), -math.inf)
@@ -151,7 +152,8 @@ def _bernoulli_(recorder: Recorder, call: Call) -> Any:
     if isinstance(p, Tensor):
         return _noise_(recorder, call)
     kind = "drop path" if _is_per_sample(x) else "bernoulli"
-    keep = recorder.mask(kind, p=1 - float(p), like=x, shape=tuple(x.shape))
+    drop = round(1 - float(p), 12)
+    keep = recorder.mask(kind, p=drop, like=x, shape=tuple(x.shape))
     if keep is None:
         # Code of this kind divides by the keep rate afterwards; switched off means
         # that the product is 1.

@@ -51,7 +51,9 @@ class Overwritten:
         if not self._new:
             return value
         if isinstance(value, Tensor):
-            return self._new[id(value)][1] if id(value) in self._new else value
+            while id(value) in self._new:
+                value = self._new[id(value)][1]
+            return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*(self.latest(v) for v in value))
         if isinstance(value, (list, tuple)):

@@ -47,10 +47,15 @@ def out_of_place(
     if not _takes_inplace(func):
         return None, args, kwargs
     bound = inspect.signature(func).bind(*args, **kwargs)
-    if bound.arguments.get("inplace"):
-        bound.arguments["inplace"] = False
-        return bound.arguments["input"], bound.args, bound.kwargs
-    return None, args, kwargs
+    given = bound.arguments
+    drops = "dropout" in func.__name__
+    if not given.get("inplace") or (drops and not given.get("training", True)):
+        return None, args, kwargs
+    given["inplace"], old = False, given["input"]
+    if not drops:
+        # Out of place, some activations keep their input, which may yet be changed.
+        given["input"] = old.clone()
+    return old, bound.args, bound.kwargs
 
 
 @cache

@@ -263,7 +263,7 @@ def test_an_attack_with_more_than_an_attacker_has_never_counts() -> None:
     only = [first.model_copy(update={"evidence": evidence})]
     page = page_of(build.LEAKS.result(attacks=only))
     assert "Pictures" not in page.heading("h2")
-    assert "diagnostic, uses what no attacker has" in page.text
+    assert "exact diagnostic: uses what no attacker has no" in page.text
 
 
 def test_details_hold_nothing_that_is_nowhere_else(leaking: AuditResult) -> None:

@@ -1,19 +1,19 @@
 """The real command in a process of its own, without importing torch every time.
 
 A server process imports everything once and forks for each command; the child runs
-``privaudit.cli.main`` on real arguments and ends with a real exit code.
+``privaudit.cli.main`` on real arguments, or a script, and ends with a real exit code.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ FINAL_LINE = re.compile(
 )
 
 _SERVER = """
-import importlib, json, os, sys, traceback
+import importlib, json, os, runpy, sys, traceback
 import torch, torchmetrics, jinja2, PIL.Image, rich.table
 torch.set_num_threads(1)
 for name in ("auditor", "_loading", "report", "metrics", "_samples", "cli"):
@@ -36,10 +36,14 @@ def child(job):
     for number, name in enumerate((os.devnull, job["stdout"], job["stderr"])):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(name, flags, 0o600), number)
-    sys.argv = ["privaudit", *job["arguments"]]
+    sys.argv = [job["script"] or "privaudit", *job["arguments"]]
     code = 1
     try:
-        privaudit.cli.main()
+        if job["script"]:
+            runpy.run_path(job["script"], run_name="__main__")
+            code = 0
+        else:
+            privaudit.cli.main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -81,34 +85,44 @@ class Done:
         return found[1], int(found[2])
 
 
+@dataclass(frozen=True)
 class Command:
-    """Runs ``privaudit`` in a folder."""
+    """Runs ``privaudit``, or a script, in a folder."""
 
-    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
-        self._server = server
-        self.folder = folder
+    folder: Path
 
     def __call__(self, *arguments: str | Path, **environment: str) -> Done:
+        return self._done("", arguments, environment)
+
+    def script(self, file: Path) -> Done:
+        """Run a Python file as the main program."""
+        return self._done(str(file), (), {})
+
+    def _done(
+        self, script: str, arguments: tuple[str | Path, ...], extra: dict[str, str]
+    ) -> Done:
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
         with tempfile.TemporaryDirectory() as streams:
             job: dict[str, Any] = {
+                "script": script,
                 "arguments": [str(a) for a in arguments],
                 "cwd": str(self.folder),
                 "stdout": f"{streams}/1",
                 "stderr": f"{streams}/2",
-                "env": environment,
+                "env": extra,
             }
-            assert self._server.stdin is not None
-            assert self._server.stdout is not None
-            self._server.stdin.write(json.dumps(job) + "\n")
-            self._server.stdin.flush()
-            code = int(self._server.stdout.readline())
+            server.stdin.write(json.dumps(job) + "\n")
+            server.stdin.flush()
+            code = int(server.stdout.readline())
             texts = [Path(streams, n).read_text(encoding="utf-8") for n in "12"]
         return Done(code, *texts)
 
 
-@contextmanager
-def serve(folder: Path) -> Iterator[Command]:
-    """A server for commands that start in ``folder``."""
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """One for the whole test run."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVER],
         stdin=subprocess.PIPE,
@@ -116,11 +130,8 @@ def serve(folder: Path) -> Iterator[Command]:
         text=True,
         env=environment(),
     )
-    try:
-        yield Command(server, folder)
-    finally:
-        server.communicate()
-        assert server.returncode == 0
+    atexit.register(server.communicate)
+    return server
 
 
 def environment(**extra: str) -> dict[str, str]:

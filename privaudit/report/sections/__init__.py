@@ -11,8 +11,10 @@ from privaudit.report.sections.inventory import model_inventory as model_invento
 from privaudit.report.sections.ladder import picture_ladder as picture_ladder
 from privaudit.report.sections.limitations import limitations_of as limitations_of
 from privaudit.report.sections.limits import limits_used as limits_used
+from privaudit.report.sections.masks import mask_recovery as mask_recovery
 from privaudit.report.sections.per_image import table_per_image as table_per_image
 from privaudit.report.sections.provenance import where_from as where_from
+from privaudit.report.sections.searches import how_searches_went as how_searches_went
 from privaudit.report.sections.skipped import skipped_inputs as skipped_inputs
 from privaudit.report.sections.threat_model import who_attacks as who_attacks
 

@@ -21,6 +21,7 @@ from privaudit.report.blocks import (
     Tone,
     table,
 )
+from privaudit.report.curves import DIAGNOSTIC
 from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
 from privaudit.result import AttackRecord, AuditRecord
@@ -55,27 +56,57 @@ def _overview(attacks: list[AttackRecord]) -> Table:
     columns = (
         Column("Attack", mono=True),
         Column("State"),
-        Column("Needed for the verdict"),
+        Column("Needed"),
         Column("Time", numeric=True),
-        Column("Iterations", numeric=True),
-        Column("Restarts", numeric=True),
+        Column("Search"),
+        Column("Loss", numeric=True),
         Column("Residual", numeric=True),
+        Column("Labels right", numeric=True),
     )
-    return table("How each attack ended", columns, [_overview_row(a) for a in attacks])
+    caption = (
+        "How each attack ended. Needed: for the verdict. Search: iterations of all "
+        "restarts, and how many values of one client were optimised"
+    )
+    return table(caption, columns, [_overview_row(a) for a in attacks])
 
 
 def _overview_row(attack: AttackRecord) -> tuple[Cell | str, ...]:
     evidence = attack.evidence
-    needed = "yes" if evidence.required else "no"
-    if evidence.diagnostic:
-        needed = "no: diagnostic, uses what no attacker has"
+    needed = "yes" if evidence.required and not evidence.diagnostic else "no"
     reason = ": ".join(part for part in (evidence.skip, evidence.reason) if part)
-    state = Cell(evidence.state, _TONES.get(evidence.state, "plain"), reason)
-    cost: tuple[str, ...] = (phrases.DASH,) * 3
-    if _ran(attack):
-        steps = (f"{attack.iterations:,}", f"{attack.restarts:,}")
-        cost = (phrases.seconds(attack.seconds), *steps)
-    return (evidence.label, state, needed, *cost, _residual(attack))
+    notes = [DIAGNOSTIC] * evidence.diagnostic + [reason] * bool(reason)
+    state = Cell(
+        evidence.state, _TONES.get(evidence.state, "plain"), phrases.dotted(notes)
+    )
+    return (evidence.label, state, needed, *_cost(attack))
+
+
+def _cost(attack: AttackRecord) -> tuple[Cell, ...]:
+    """What it took and how far it came; a dash for what does not apply."""
+    if not _ran(attack):
+        return (Cell(phrases.DASH),) * 5
+    start = attack.loss_start
+    right = attack.label_accuracy
+    return (
+        Cell(phrases.seconds(attack.seconds)),
+        _searched(attack),
+        Cell(
+            phrases.number(attack.loss_final),
+            note="" if start is None else f"from {phrases.number(start)}",
+        ),
+        Cell(_residual(attack)),
+        Cell(phrases.DASH if right is None else phrases.share(right)),
+    )
+
+
+def _searched(attack: AttackRecord) -> Cell:
+    if not attack.iterations:
+        return Cell(phrases.DASH)
+    parts = [phrases.plural(attack.restarts, "restart")] * bool(attack.restarts)
+    if attack.optimised is not None:
+        parts.append(phrases.plural(attack.optimised, "value"))
+    steps = phrases.plural(attack.iterations, "iteration")
+    return Cell(steps, note=phrases.dotted(parts))
 
 
 def _ran(attack: AttackRecord) -> bool:
@@ -97,7 +128,8 @@ def _words(attacks: list[AttackRecord]) -> Bullets:
 
 
 def _one(attack: AttackRecord) -> list[Block]:
-    blocks: list[Block] = [Heading(attack.title, attack.evidence.label)]
+    tag = DIAGNOSTIC if attack.evidence.diagnostic else ""
+    blocks: list[Block] = [Heading(attack.title, attack.evidence.label, tag)]
     if attack.summary:
         blocks.append(Paragraph(phrases.sentence(attack.summary)))
     if _ran(attack):
@@ -127,7 +159,9 @@ def _facts(attack: AttackRecord) -> tuple[Fact, ...]:
         ("Per image", _counts(o.state for o in outcomes)),
         ("Recovered by", _counts(o.form for o in outcomes if o.form)),
         ("Remarks", _counts(o.note for o in outcomes if o.note)),
+        ("Search", _search(attack)),
         ("Matching loss", _losses(attack)),
+        ("Labels read off right", _labels(attack)),
         ("Defense in place", attack.defense or ""),
         ("Countermeasures", ", ".join(attack.countermeasures)),
         ("Ran on", f"{attack.device}, seed {attack.seed}"),
@@ -138,6 +172,19 @@ def _facts(attack: AttackRecord) -> tuple[Fact, ...]:
 
 def _counts(words: Iterable[str]) -> str:
     return ", ".join(f"{word} × {n:,}" for word, n in Counter(words).most_common())
+
+
+def _search(attack: AttackRecord) -> str:
+    if attack.optimised is None:
+        return ""
+    values = phrases.plural(attack.optimised, "value")
+    steps = phrases.plural(attack.iterations, "iteration")
+    return f"{values} optimised, {steps}, {phrases.plural(attack.restarts, 'restart')}"
+
+
+def _labels(attack: AttackRecord) -> str:
+    right = attack.label_accuracy
+    return "" if right is None else phrases.share(right)
 
 
 def _losses(attack: AttackRecord) -> str:

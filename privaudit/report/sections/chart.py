@@ -27,7 +27,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 946, 20, 276
 
 
 @section(order=80)
-def values_per_image(record: AuditRecord, _: Pictures) -> Section | None:
+def values_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
     """One mark per image: its leakiest value over all attacks that count."""
     metric = facts.main_metric(record)
     found = [one for one in facts.leakiest(record) if one.value is not None]
@@ -42,7 +42,12 @@ def values_per_image(record: AuditRecord, _: Pictures) -> Section | None:
                 f"{len(found) - len(drawn)} omitted."
             )
         )
-    blocks.append(Details("The same as a table", (_table(metric, drawn),)))
+    listed = drawn
+    if pictures.paper:
+        listed = sorted(facts.on_paper(record, found), key=lambda one: one.position)
+        if len(listed) < len(found):
+            blocks.append(Paragraph(facts.said_on_paper(len(found), "values")))
+    blocks.append(Details("The same as a table", (_table(metric, listed),)))
     title = f"{phrases.metric(metric)} per image"
     return Section("chart", title, tuple(blocks), scope=facts.scope(record))
 

@@ -29,6 +29,8 @@ TONES: dict[str, Tone] = {
     "not run": "plain",
 }
 
+_ONE = 1.00001
+"""A perfect score, rounding errors included."""
 _WITHIN: dict[str, Tone] = {"no leak found": "good"}
 """Without an answer a value within its limit is no good news."""
 
@@ -126,12 +128,12 @@ def _worst_image(record: AuditRecord, worst: Worst) -> str:
 
 
 def _gauge(worst: Worst | None, word: str) -> Gauge | None:
-    if worst is None or not (0 <= worst.value <= 1 and 0 <= worst.limit <= 1):
+    if worst is None or not (0 <= worst.value <= _ONE and 0 <= worst.limit <= 1):
         return None
     name = phrases.metric(worst.metric)
     side = "beyond" if worst.leaks else "within"
     return Gauge(
-        value=round(100 * worst.value, 2),
+        value=min(100.0, round(100 * worst.value, 2)),
         limit=round(100 * worst.limit, 2),
         title=f"{name} {phrases.number(worst.value)} on a scale from 0 to 1, {side} "
         f"the limit {phrases.number(worst.limit)}",

@@ -27,14 +27,18 @@ _HINT = (
 
 @section(order=50)
 def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
-    """The closest reconstruction of each image, at most forty of them."""
+    """The closest reconstruction of each image, a bounded number of them."""
     found = [one for one in facts.leakiest(record) if one.attack is not None]
     if not found:
         return None
-    shown = found[:MOST_SHOWN]
+    shown = facts.on_paper(record, found) if pictures.paper else found[:MOST_SHOWN]
     rows = tuple(_row(record, pictures, one) for one in shown)
-    blocks: list[Block] = [Paragraph(_count(record, len(found), len(shown)))]
-    blocks += _compare(rows[0])
+    said = _count(record, len(found), len(shown))
+    if len(shown) < len(found) and pictures.paper:
+        said = f"{facts.said_on_paper(len(found))} Worst first."
+    blocks: list[Block] = [Paragraph(said)]
+    if not pictures.paper:
+        blocks += _compare(rows[0])
     blocks.append(Gallery(rows, _control(record, pictures)))
     return Section(
         "gallery",

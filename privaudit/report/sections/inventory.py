@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privaudit.report import phrases
@@ -10,6 +12,7 @@ from privaudit.report.blocks import (
     Bullets,
     Callout,
     Column,
+    Details,
     Fact,
     Heading,
     KeyValues,
@@ -26,6 +29,8 @@ from privaudit.result import AuditRecord
 if TYPE_CHECKING:
     from privaudit.inventory.records import Finding, Inventory, StochasticCall
 
+_FEW = 6
+"""So many calls are listed at once; more are counted by kind first."""
 _TONES: dict[str, Tone] = {
     "critical": "critical",
     "warning": "warning",
@@ -41,7 +46,7 @@ def model_inventory(record: AuditRecord, _: Pictures) -> Section:
     blocks: list[Block] = [_model(inventory), Heading("Findings")]
     blocks += [_callout(f) for f in ranked] or [Paragraph("No findings.")]
     blocks.append(Heading("Random draws of the forward pass"))
-    blocks.append(_draws(inventory))
+    blocks += _draws(inventory)
     blocks.append(Heading("Changed for the audit only, and put back"))
     changes = tuple(map(phrases.sentence, inventory.changes))
     blocks.append(Bullets(changes) if changes else Paragraph("Nothing was changed."))
@@ -75,13 +80,50 @@ def _callout(finding: Finding) -> Callout:
     )
 
 
-def _draws(inventory: Inventory) -> Paragraph | Table:
+def _draws(inventory: Inventory) -> list[Block]:
     if not inventory.stochastic:
-        return Paragraph(
-            "None found: every random draw of a real forward pass was recorded."
-            if inventory.census
-            else "Not examined."
-        )
+        return [
+            Paragraph(
+                "None found: every random draw of a real forward pass was recorded."
+                if inventory.census
+                else "Not examined."
+            )
+        ]
+    calls = inventory.stochastic
+    if len(calls) <= _FEW:
+        return [_every_draw(inventory)]
+    unfolded = Details(f"All {len(calls):,} calls", (_every_draw(inventory),))
+    return [_groups(calls), unfolded]
+
+
+def _groups(calls: Sequence[StochasticCall]) -> Table:
+    """Calls that differ in their place only, counted."""
+    groups: dict[tuple[str, ...], list[StochasticCall]] = {}
+    for call in calls:
+        _, kind, p, _, remarks = _row(call)
+        groups.setdefault((kind, p, remarks), []).append(call)
+    columns = (
+        Column("Kind"),
+        Column("p", numeric=True),
+        Column("Calls", numeric=True),
+        Column("Values drawn", numeric=True),
+        Column("First call", mono=True),
+        Column("Remarks"),
+    )
+    rows = [
+        (kind, p, f"{len(some):,}", _drawn(some), some[0].name, remarks)
+        for (kind, p, remarks), some in groups.items()
+    ]
+    count = phrases.plural(len(calls), "random draw")
+    return table(f"{count} by kind and p", columns, rows)
+
+
+def _drawn(calls: Sequence[StochasticCall]) -> str:
+    count = sum(math.prod(call.shape) for call in calls if call.shape)
+    return f"{count:,}" if count else phrases.DASH
+
+
+def _every_draw(inventory: Inventory) -> Table:
     columns = (
         Column("Call", mono=True),
         Column("Kind"),

@@ -13,12 +13,13 @@ MOST_LISTED = 1000
 
 
 @section(order=100)
-def table_per_image(record: AuditRecord, _: Pictures) -> Section | None:
+def table_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
     """All images in their own order, each with its leakiest attack."""
     if not record.samples:
         return None
     metrics = facts.per_image_metrics(record)
-    found = facts.leakiest(record)[:MOST_LISTED]
+    every = facts.leakiest(record)
+    found = facts.on_paper(record, every) if pictures.paper else every[:MOST_LISTED]
     rows = [_row(record, metrics, one) for one in sorted(found, key=_position)]
     columns = (
         Column("Image", numeric=True),
@@ -32,7 +33,9 @@ def table_per_image(record: AuditRecord, _: Pictures) -> Section | None:
     )
     blocks: list[Block] = [table("Values of every image", columns, rows)]
     omitted = len(record.samples) - len(found)
-    if omitted:
+    if omitted and pictures.paper:
+        blocks.append(Paragraph(facts.said_on_paper(len(every))))
+    elif omitted:
         blocks.append(
             Paragraph(f"The {len(found)} worst are listed, {omitted} omitted.")
         )
