@@ -14,6 +14,7 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest
 CORE := $(VENV)/.stamp-core
 DEV := $(VENV)/.stamp-$(EXTRAS)
 DOCS := $(VENV)/.stamp-docs
+PANGO := $(VENV)/.stamp-pango
 SYSTEM := $(VENV)/.stamp-system
 
 .DEFAULT_GOAL := help
@@ -22,7 +23,7 @@ SYSTEM := $(VENV)/.stamp-system
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
-demo: $(CORE) ## Audit a model that leaks, and write the report
+demo: $(CORE) $(PANGO) ## Audit a model that leaks, and write the report
 	@rm -f $(DEMO_OUT)/report.html; \
 	code=0; $(OFFLINE) $(BIN)/privaudit demo --out $(DEMO_OUT) || code=$$?; \
 	if [ $$code -eq 1 ] && [ -s $(DEMO_OUT)/report.html ]; then \
@@ -71,7 +72,7 @@ $(BIN)/python:
 
 $(CORE): pyproject.toml $(BIN)/python
 	@echo "Installing privaudit; the first time this downloads PyTorch (minutes, GBs)."
-	$(PIP) --editable .
+	$(PIP) --editable ".[pdf]"
 	@touch $@
 
 $(DEV): pyproject.toml $(BIN)/python
@@ -85,7 +86,10 @@ $(DOCS): pyproject.toml $(CORE)
 	@touch $@
 
 # Tried once: both are optional, and each script says what it could not do.
-$(SYSTEM): $(BIN)/python tools/ensure-pango.sh tools/ensure-chromium.sh
+$(PANGO): $(BIN)/python tools/ensure-pango.sh
 	@tools/ensure-pango.sh
+	@touch $@
+
+$(SYSTEM): $(PANGO) tools/ensure-chromium.sh
 	@tools/ensure-chromium.sh
 	@touch $@

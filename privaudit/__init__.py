@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from privaudit.config import Budget as Budget
     from privaudit.config import Client as Client
     from privaudit.config import Knowledge as Knowledge
+    from privaudit.recording import record_step as record_step
     from privaudit.result import AuditResult as AuditResult
     from privaudit.verdict import Policy as Policy
 
@@ -24,6 +25,7 @@ _PUBLIC = {
     "Client": "privaudit.config",
     "Knowledge": "privaudit.config",
     "Policy": "privaudit.verdict",
+    "record_step": "privaudit.recording",
 }
 
 __all__ = ["__version__", *_PUBLIC]

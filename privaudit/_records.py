@@ -218,6 +218,8 @@ class AuditRecord(Record):
     inventory: Inventory
     preflight: Preflight
     samples: list[SampleRecord]
+    truth_known: bool = True
+    """False for a recorded gradient whose images nobody gave: nothing is scored."""
     skipped_inputs: list[SkippedInput] = Field(default_factory=list)
     attacks: list[AttackRecord]
     positive_control: PositiveControl | None
@@ -232,7 +234,11 @@ class AuditRecord(Record):
     def evidence(self) -> Evidence:
         """What the judge gets to see of this record."""
         return gather_evidence(
-            len(self.samples), self.attacks, self.positive_control, self.unrelated
+            len(self.samples),
+            self.attacks,
+            self.positive_control,
+            self.unrelated,
+            truth_known=self.truth_known,
         )
 
 
@@ -241,10 +247,13 @@ def gather_evidence(
     attacks: list[AttackRecord],
     control: PositiveControl | None,
     unrelated: list[UnrelatedPairs],
+    *,
+    truth_known: bool = True,
 ) -> Evidence:
     """What the judge gets to see: scores, states and controls."""
     return Evidence(
         samples=samples,
+        truth_known=truth_known,
         attacks=[a.evidence for a in attacks],
         positive_control=control
         and ControlEvidence(passed=control.passed, detail=control.detail),

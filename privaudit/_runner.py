@@ -37,11 +37,17 @@ _SEVERITY: tuple[AttackState, ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """One client: what it holds, what it sent, and its place among the images."""
+    """One client: what it holds, what it sent, and its place among the images.
+
+    Attributes:
+        masks_known: False for a gradient that was recorded without them: the tape of
+            its step then only shows which calls draw.
+    """
 
     batch: Batch
     step: ClientStep
     rows: range
+    masks_known: bool = True
 
 
 @dataclass
@@ -150,8 +156,12 @@ def _one(
 ) -> Reconstruction:
     if share is None:
         return Reconstruction(None, "stopped", "no time was left for this client")
+    if attack.diagnostic and not client.masks_known:
+        return Reconstruction(None, "skipped", "the client's masks were not recorded")
     masks = client.step.tape if attack.diagnostic else None
-    known = AttackerKnowledge(client.batch.labels if labels_known else None, masks)
+    known = AttackerKnowledge(
+        client.batch.labels if labels_known else None, masks, target.knowledge.joint
+    )
     aimed = Target(target.model, target.exposure, known, target.memory)
     generator = torch.Generator().manual_seed(seed)
     try:
@@ -169,7 +179,7 @@ def _converged(
 ) -> Reconstruction:
     """Tell "converged" from "plateau" by the matching loss at the truth."""
     search = outcome.search
-    if search is None:
+    if search is None or not client.masks_known:
         return outcome
     truth = attack.loss_at(
         target, client.step.observation, client.batch, client.step.tape
@@ -223,6 +233,8 @@ def _verified(
     the image. That is no evidence of anything, however well it matches.
     """
     images = outcome.images
+    if not client.masks_known:
+        return _verified_by_image(outcome, client)
     apart = observation_error(target, client, images) if images is not None else 0.0
     if apart > CLAIM_TOLERANCE and outcome.search is not None:
         # Masks of its own making explain the gradient as well as the client's do.
@@ -243,6 +255,21 @@ def _verified(
         )
         return replace(outcome, state="failed", reason=reason)
     return outcome
+
+
+def _verified_by_image(outcome: Reconstruction, client: Client) -> Reconstruction:
+    """Without the client's masks, exact means that it is the client's image."""
+    images = outcome.images
+    if not any(bool(g.any()) for g in client.step.observation.gradients.values()):
+        reason = "no information: the whole gradient is zero, whatever the image"
+        return replace(outcome, state="failed", reason=reason)
+    if images is not None and _furthest(client.batch.images, images) <= SAME_IMAGE_MSE:
+        return outcome
+    if outcome.search is not None:
+        # Masks of its own making explain the gradient as well as the client's do.
+        return replace(outcome, state="converged")
+    reason = "claims an exact match, but it is another image than the client's"
+    return replace(outcome, state="failed", reason=reason)
 
 
 def _furthest(truth: Tensor, guess: Tensor) -> float:

@@ -115,7 +115,7 @@ def _mask_pairs(
     return [
         (c.step.tape, o.masks, assignment(c.batch.images, o.images))
         for c, o in zip(clients, ran.outcomes, strict=True)
-        if o.masks is not None and o.images is not None
+        if o.masks is not None and o.images is not None and c.masks_known
     ]
 
 

@@ -74,7 +74,8 @@ class Session:
         """Attack, score, control, judge."""
         clock = Clock(self.config.budget, self.started)
         clients = [self.first, *self._other_clients()]
-        target = Target(self.model, self.exposure, AttackerKnowledge())
+        joint = self.config.knowledge.labels == "joint"
+        target = Target(self.model, self.exposure, AttackerKnowledge(joint=joint))
         check, doubts = preflight(self.model, self.exposure, self.first)
         pictures = Pictures()
         runs = self._climb(attacks, target, clients, clock)

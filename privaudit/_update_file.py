@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -204,5 +205,6 @@ def _write(path: Path, data: bytes) -> Path:
             hint="Choose another place; an older file there is unchanged.",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return path

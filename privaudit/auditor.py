@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit._guard import pristine
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privaudit.attacks import Attack
+    from privaudit.recording import RecordedStep, Update
+
+    Gradients = Mapping[str, torch.Tensor | None] | Mapping[str, torch.Tensor]
 
 
 class Auditor:
@@ -143,19 +147,65 @@ class Auditor:
         with self._open(sample) as session:
             return session.audit(self._attacks)
 
+    def attack_gradient(
+        self,
+        update: str | Path | Update | RecordedStep | Gradients,
+        *,
+        batch_size: int,
+        truth: Any = None,
+        image_shape: tuple[int, int, int] | None = None,
+        other_weights: bool = False,
+    ) -> AuditResult:
+        """Attack a gradient that was recorded elsewhere, as the server would.
+
+        The model must hold the weights from before the step.
+
+        With ``truth`` everything is scored and judged as in :meth:`audit`. Without it
+        nothing can be scored: an image from which the whole gradient can be computed
+        again is a leak, anything else is inconclusive, never "no leak found".
+
+        Args:
+            update: What ``step.save`` wrote, the step, an Update, or gradients by name.
+            batch_size: Images in the step.
+            truth: The images of the step, as for :meth:`audit`; ``(None, labels)``
+                where only the labels are known; None: labels are read off.
+            image_shape: (channels, height, width), where neither the update nor the
+                model states it.
+            other_weights: True attacks an update that was made with other weights.
+
+        Raises:
+            ConfigError: The update is not of this model, or the truth not of the
+                update, each by name.
+        """
+        from privaudit._recorded import Request, attack_recorded
+
+        request = Request(update, batch_size, truth, image_shape, other_weights)
+        started = time.monotonic()
+        with pristine(self._model):
+            return attack_recorded(
+                request,
+                self._model,
+                self.config,
+                self._attacks,
+                lambda sample, config: self._session(sample, config, started),
+            )
+
     @contextmanager
     def _open(self, sample: Any) -> Iterator[Session]:
         started = time.monotonic()
         with pristine(self._model):
-            yield open_session(
-                self._model,
-                sample,
-                config=self.config,
-                normalisation=self._normalisation,
-                notes=self._notes,
-                callables=(self._loss, self._training_step),
-                started=started,
-            )
+            yield self._session(sample, self.config, started)
+
+    def _session(self, sample: Any, config: AuditConfig, started: float) -> Session:
+        return open_session(
+            self._model,
+            sample,
+            config=config,
+            normalisation=self._normalisation,
+            notes=self._notes,
+            callables=(self._loss, self._training_step),
+            started=started,
+        )
 
 
 def _placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:

@@ -31,8 +31,9 @@ class Knowledge(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    labels: Literal["known", "inferred"] = "known"
-    """``known``: given to the attacker; ``inferred``: read off the gradient."""
+    labels: Literal["known", "inferred", "joint"] = "known"
+    """``known``: given to the attacker; ``inferred``: read off the gradient;
+    ``joint``: optimised together with the images, as probabilities."""
 
 
 class Budget(BaseModel):

@@ -130,9 +130,9 @@ class _Watch:
     def start(self, stack: ExitStack) -> None:
         """Put the hooks in place, last in each row; ``stack`` takes them away."""
         for name, parameter in self._shared.items():
-            handle = parameter.register_hook(self._before(name))
+            handle = parameter.register_hook(self._before(name))  # type: ignore[no-untyped-call]
             stack.callback(handle.remove)
-            after = parameter.register_post_accumulate_grad_hook(self._after)
+            after = parameter.register_post_accumulate_grad_hook(self._after)  # type: ignore[no-untyped-call]
             stack.callback(after.remove)
         seen = self._given.register_forward_pre_hook(self._forward, with_kwargs=True)
         stack.callback(seen.remove)
@@ -197,7 +197,9 @@ class _Watch:
         self._weights = digests(dict(self._model.named_parameters()))
         self._versions = {n: p._version for n, p in self._shared.items()}
         modes = {m.training for m in self._model.modules()}
-        self._mode = "mixed" if len(modes) == 2 else "train" if True in modes else "eval"
+        self._mode = (
+            "mixed" if len(modes) == 2 else "train" if True in modes else "eval"
+        )
 
     def _after(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)]

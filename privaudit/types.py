@@ -64,10 +64,12 @@ class AttackerKnowledge:
     Attributes:
         labels: (batch,), or None when they are to be inferred.
         masks: The client's own masks: for attacks declared diagnostic only.
+        joint: True when unknown labels are optimised instead of read off.
     """
 
     labels: Tensor | None = None
     masks: Tape | None = None
+    joint: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,14 @@ set -eu
 
 here=$(dirname "$0")
 
+if [ "$(uname)" = Darwin ]; then
+    for prefix in /opt/homebrew /usr/local; do
+        [ -e "$prefix/lib/libpango-1.0.dylib" ] && exit 0
+    done
+    echo "Pango (for PDF reports; HTML works without): not found. brew install pango" >&2
+    exit 0
+fi
+
 has() {
     PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q "$1"
 }

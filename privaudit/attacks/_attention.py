@@ -23,6 +23,7 @@ from privaudit.types import Batch
 ATTENTION = "first attention projection"
 _AFFINE_TOLERANCE = 1e-4
 _RANK_GAP = 10.0
+_LOOSE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
         columns.append((outside @ shift)[:, None])
     right = -lift @ constant.T
     matrix = torch.cat(columns, 1)
-    solved = torch.linalg.lstsq(matrix, right, driver=_driver(matrix)).solution
+    solved, loose = _least_squares(matrix, right)
     patches = solved[: weight.shape[1]].T
     # What is left of the tokens outside the row space, relative to the tokens.
     tokens = (patches @ weight.T + constant) @ centre * scale
@@ -86,13 +87,26 @@ def _solve(scene: Scene, parts: _Parts, gradient: Tensor) -> Attempt:
     reason = f"{parts.projections[0].path}: {count} patches from its row space"
     if not clear:
         reason += f"; approximate: {total} tokens, but its rank in float32 is lower"
-    unique = clear or whole is not None
+    if loose:
+        reason += (
+            f"; approximate: {loose} of {unknowns} directions of a patch stay open, "
+            "since the other tokens span them"
+        )
+    unique = (clear and not loose) or whole is not None
     residual = residual if whole is None else whole
     return Attempt(ATTENTION, True, reason, image, residual, unique)
 
 
-def _driver(matrix: Tensor) -> str:
-    return "gels" if matrix.is_cuda else "gelsd"
+def _least_squares(matrix: Tensor, right: Tensor) -> tuple[Tensor, int]:
+    """The shortest least-squares solution, and how many directions it leaves open.
+
+    Where positions depend on each other linearly, as smooth ones do, a mix of tokens
+    is a mix of patches alone: then the row space holds more than the tokens.
+    """
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    firm = s > _LOOSE * s[0]
+    solved: Tensor = vh[firm].T @ ((u[:, firm].T @ right) / s[firm, None])
+    return solved, int((~firm).sum())
 
 
 def _projector_outside(gradient: Tensor, rank: int) -> tuple[Tensor, bool]:

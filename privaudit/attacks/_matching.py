@@ -18,6 +18,19 @@ from privaudit.types import Batch, Observation, Target
 
 
 @dataclass(frozen=True, eq=False)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        inputs: (batch, channels, height, width), as the model takes it.
+        logits: (batch, classes) of unknown labels; None: they are known.
+    """
+
+    inputs: Tensor
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class UnknownMasks:
     """The masks that are optimised beside the image; none for the base attacks.
 
@@ -49,7 +62,7 @@ class Matching:
     Attributes:
         target: Model, exposure, knowledge.
         observation: What is matched.
-        labels: (batch,), known or inferred.
+        labels: (batch,), known or inferred; None: optimised.
         distance: How gradients are compared.
         prior: What images look like.
         prior_weight: λ of the prior.
@@ -57,16 +70,25 @@ class Matching:
 
     target: Target
     observation: Observation
-    labels: Tensor
+    labels: Tensor | None
     distance: Distance
     prior: Prior
     prior_weight: float
 
-    def guess(self, inputs: Tensor, tape: Tape | None) -> GradientGuess:
-        """The gradient of model inputs (normalised images) under given masks."""
+    def guess(
+        self, inputs: Tensor, tape: Tape | None, logits: Tensor | None = None
+    ) -> GradientGuess:
+        """The gradient of model inputs (normalised images) under given masks.
+
+        Args:
+            inputs: (batch, channels, height, width), as the model takes it.
+            tape: The masks; None: nothing is dropped.
+            logits: (batch, classes) of the labels, where those are unknown.
+        """
         exposure = self.target.exposure
-        images = exposure.normalisation.invert(inputs)
-        return predict(exposure, self.target.model, Batch(images, self.labels), tape)
+        labels = self.labels if logits is None else logits.softmax(-1)
+        batch = Batch(exposure.normalisation.invert(inputs), labels)
+        return predict(exposure, self.target.model, batch, tape)
 
     def observed(self, guess: GradientGuess) -> GradientGuess:
         """The observation in the form of a guess."""
@@ -74,7 +96,7 @@ class Matching:
 
     def minimise(
         self,
-        start: Tensor,
+        start: Start,
         *,
         unknown_masks: UnknownMasks,
         schedule: Schedule,
@@ -82,19 +104,24 @@ class Matching:
     ) -> Descent:
         """Run the loop over the image, the masks, and the labels if they are unknown.
 
+        The unknowns come back in this order.
+
         Args:
-            start: (batch, channels, height, width), as the model takes it.
+            start: Image and, where they are unknown, labels.
             unknown_masks: What else is optimised.
             schedule: Of the loop.
             budget: What may be spent.
         """
-        inputs = start.detach().clone().requires_grad_()
+        inputs = start.inputs.detach().clone().requires_grad_()
         masks = [m.detach().clone().requires_grad_() for m in unknown_masks.start]
+        logits = start.logits
+        if logits is not None:
+            logits = logits.detach().clone().requires_grad_()
         low, high = self.box(inputs)
         observed: list[GradientGuess] = []
 
         def objective() -> Objective:
-            guess = self.guess(inputs, unknown_masks.tape_of(masks))
+            guess = self.guess(inputs, unknown_masks.tape_of(masks), logits)
             if not observed:
                 observed.append(self.observed(guess))
             matching = self.distance.measure(guess, observed[0])
@@ -106,6 +133,8 @@ class Matching:
         unknowns = [Unknown([inputs], lambda v: v.clamp(low, high), sign=True)]
         for index, mask in enumerate(masks):
             unknowns.append(Unknown([mask], unknown_masks.projection(index)))
+        if logits is not None:
+            unknowns.append(Unknown([logits], lambda v: v))
         return minimise(objective, unknowns, schedule=schedule, budget=budget)
 
     def box(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,9 @@ def find_scale(
     inputs, first = scene.structure.inputs, scene.structure.first
     origin = inputs.invert(torch.zeros_like(direction))
     slope = inputs.invert(direction) - origin
+    # Once more with a step of visible size: a difference of near equals is rounding.
+    length = 0.25 / slope.abs().max().clamp_min(1e-12)
+    slope = (inputs.invert(length * direction) - origin) / length
     low, high = _interval(origin, slope)
     others = frozenset(scene.observation.gradients) - {first.weight or ""}
     if not others:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from privaudit.attacks._forms import EXACT
-from privaudit.attacks._matching import Matching, UnknownMasks
+from privaudit.attacks._matching import Matching, Start, UnknownMasks
 from privaudit.attacks._minimise import Descent, Schedule
 from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks.base import INTERRUPTED
@@ -47,12 +47,14 @@ class Plan:
         tape_of: Puts masks into a tape.
         penalty: λ·Ω of the masks.
         held: Per mask which entries stay as they start; None: none.
+        classes: How many the model has; needed where labels are optimised.
     """
 
     masks: Callable[[], Masks]
     tape_of: TapeOf
     penalty: Penalty | None = None
     held: Sequence[Tensor | None] = ()
+    classes: int = 0
 
 
 def search(
@@ -73,7 +75,7 @@ def search(
             break
         runs.append(
             matching.minimise(
-                _start(matching, generator),
+                _start(matching, plan.classes, generator),
                 unknown_masks=UnknownMasks(
                     plan.masks(), plan.tape_of, plan.penalty, plan.held
                 ),
@@ -92,11 +94,16 @@ def _left(budget: Budget, started: float) -> float | None:
     return budget.seconds - (time.monotonic() - started)
 
 
-def _start(matching: Matching, generator: torch.Generator) -> Tensor:
+def _start(matching: Matching, classes: int, generator: torch.Generator) -> Start:
     """Standard normal noise, as the model takes images. Source: Geiping 2020."""
-    shape = (matching.observation.batch_size, *matching.observation.image_shape)
+    size = matching.observation.batch_size
     device = next(iter(matching.observation.gradients.values())).device
-    return torch.randn(shape, generator=generator).to(device)
+    shape = (size, *matching.observation.image_shape)
+    inputs = torch.randn(shape, generator=generator).to(device)
+    if matching.labels is not None:
+        return Start(inputs)
+    # All classes alike: a wrong class at the start is hard to leave again.
+    return Start(inputs, torch.zeros(size, classes, device=device))
 
 
 def _report(
@@ -110,8 +117,12 @@ def _report(
     images = normal.invert(best.best[0]).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)
-    tape = plan.tape_of(best.best[1:])
-    residual = _residual(matching, images, tape)
+    labels = (
+        matching.labels if matching.labels is not None else best.best[-1].softmax(-1)
+    )
+    masks = best.best[1:] if matching.labels is not None else best.best[1:-1]
+    tape = plan.tape_of(masks)
+    residual = _residual(matching, Batch(images, labels), tape)
     if residual < EXACT:
         state, reason = "exact", "the recomputed gradient matches"
     return Reconstruction(
@@ -120,7 +131,8 @@ def _report(
         reason,
         form="gradient matching",
         residual=residual,
-        masks=tape if len(best.best) > 1 else None,
+        labels=labels.argmax(-1) if matching.labels is None else None,
+        masks=tape if masks else None,
         search=Search(
             best.loss_start,
             best.loss_best,
@@ -142,10 +154,9 @@ def loss_at(
     return float(Cosine().measure(guess, observed).detach())
 
 
-def _residual(matching: Matching, images: Tensor, tape: Tape | None) -> float:
+def _residual(matching: Matching, batch: Batch, tape: Tape | None) -> float:
     """Relative error of the recomputed gradient, under the masks that were found."""
     exposure, model = matching.target.exposure, matching.target.model
-    batch = Batch(images, matching.labels)
     still = None if tape is None else tape.detached()
     guess = exposure.gradient(model, batch, tape=still)
     return relative_error(guess, matching.observation.gradients)
@@ -174,7 +185,8 @@ def scene_of(
 
     structure = structure_of(target, observation, generator)
     scene = Scene(target, observation, structure, target.knowledge.labels)
-    if scene.labels is not None or not target.exposure.is_classification:
+    settled = scene.labels is not None or not target.exposure.is_classification
+    if settled or target.knowledge.joint:
         return scene
     guess = infer_labels(scene)
     if guess.labels is None:
@@ -188,6 +200,12 @@ def scene_of(
     return Scene(target, observation, structure, guess.labels.to(device))
 
 
+def classes_of(scene: Scene) -> int:
+    """How many classes the model tells apart; 0 where that is hidden."""
+    logits = scene.structure.logits
+    return 0 if logits is None else int(logits.shape[-1])
+
+
 def matching_of(scene: Scene, prior_weight: float | None) -> Matching:
     """The objective of Geiping 2020: cosine over everything, and total variation."""
     if not any(bool(g.any()) for g in scene.observation.gradients.values()):
@@ -197,12 +215,15 @@ def matching_of(scene: Scene, prior_weight: float | None) -> Matching:
             got="zero everywhere",
             hint="There is nothing to match; see the findings.",
         )
+    labels = scene.labels
+    if not (scene.target.knowledge.joint and classes_of(scene)):
+        labels = _require(labels)
     if prior_weight is None:
         prior_weight = default_prior_weight(scene)
     return Matching(
         scene.target,
         scene.observation,
-        _require(scene.labels),
+        labels,
         Cosine(),
         TotalVariation(),
         prior_weight,

@@ -15,6 +15,7 @@ from privaudit.attacks._scene import Scene
 from privaudit.attacks._search import (
     Masks,
     Plan,
+    classes_of,
     loss_at,
     matching_of,
     scene_of,
@@ -96,6 +97,7 @@ class DropoutInversion(Attack):
             tape_of=tape_of,
             penalty=None if self._unregularised(draws) else self._penalty(draws),
             held=[self._held(r) for r in readings],
+            classes=classes_of(scene),
         )
         return search(
             matching, plan, schedule=self.schedule, budget=budget, generator=generator

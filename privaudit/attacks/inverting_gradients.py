@@ -9,6 +9,7 @@ import torch
 from privaudit.attacks._minimise import Schedule
 from privaudit.attacks._search import (
     Plan,
+    classes_of,
     loss_at,
     matching_of,
     scene_of,
@@ -54,10 +55,9 @@ class InvertingGradients(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         """See :class:`~privaudit.attacks.base.Attack`."""
-        matching = matching_of(
-            scene_of(target, observation, generator), self.prior_weight
-        )
-        plan = Plan(masks=list, tape_of=lambda _: None)
+        scene = scene_of(target, observation, generator)
+        matching = matching_of(scene, self.prior_weight)
+        plan = Plan(list, lambda _: None, classes=classes_of(scene))
         return search(
             matching, plan, schedule=self.schedule, budget=budget, generator=generator
         )

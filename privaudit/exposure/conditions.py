@@ -24,7 +24,7 @@ def audit_conditions(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_no_checkpoints())
+        stack.enter_context(keep_activations())
         if compiled_parts(model):
             stack.enter_context(_quiet_compile())
         if _recurrent_on_cuda(model):
@@ -33,7 +33,7 @@ def audit_conditions(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _no_checkpoints() -> Iterator[None]:
+def keep_activations() -> Iterator[None]:
     """Keep activations: recomputing them later would draw other masks.
 
     Reentrant checkpoints would even hide their parameters from

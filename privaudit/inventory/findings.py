@@ -292,3 +292,18 @@ def no_second_derivative(where: str, cause: str) -> Finding:
         remedy="Switch to a differentiable implementation, for example "
         'attn_implementation="eager" (transformers) or TIMM_FUSED_ATTN=0 (timm).',
     )
+
+
+def wrong_second_derivative(functions: str, apart: float) -> Finding:
+    """A hand-written backward pass that cannot be differentiated rightly."""
+    return Finding(
+        code="wrong-second-derivative",
+        severity="warning",
+        where=functions,
+        title="Wrong second derivative",
+        text=f"The second derivative of {functions} is wrong or missing: the attack "
+        f"gradient differs from a finite difference by {apart:.1e} (relative). "
+        "Gradient matching through it would fail without a word.",
+        remedy="Replace the custom function by torch's own, such as F.silu, or write "
+        "its backward pass with differentiable operations.",
+    )

@@ -1,7 +1,7 @@
 """Draws one page as PDF, in a process of its own. A script: `pdf.py` starts it.
 
-Standard input: JSON with html, attachment, stamp and font (base64). Standard output: one
-line of JSON with what the reader should know, then the PDF.
+Standard input: JSON with html, attachment, stamp and font (base64). Standard output:
+one line of JSON with what the reader should know, then the PDF.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _truths(
 
 
 def _note(attack: AttackRecord) -> str:
-    parts = [attack.evidence.state]
+    parts: list[str] = [attack.evidence.state]
     if attack.loss_final is not None:
         parts.append(f"final {phrases.number(attack.loss_final)}")
     if attack.loss_truth is not None:

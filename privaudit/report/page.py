@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PAGE = "page.html"
-_ON_PAPER = 'text { font-family: "privaudit"; } .chart .rule-name { stroke: none; }'
+_ON_PAPER = """
+text { font-family: "privaudit-inter"; }
+.chart .rule-name { stroke: none; }
+"""
 """WeasyPrint paints the halo of a text over the text."""
 _WEIGHTS = {400: "Regular", 600: "SemiBold"}
 
@@ -64,17 +67,17 @@ def _render(record: AuditRecord, pictures: Pictures) -> str:
         started=phrases.moment(record.provenance.started),
         date=record.provenance.started,
         navigation=_navigation(sections),
-        paper=_paper(environment) if pictures.paper else None,
+        paper=_paper() if pictures.paper else None,
     )
 
 
-def _paper(environment: Environment) -> dict[str, Any]:
+def _paper() -> dict[str, Any]:
     """What only paper needs: the fonts, and drawings that carry their own colours."""
-    colours = _light_colours(_source(environment, "style.css"))
+    colours = _light_colours(_source("style.css"))
     drawings = re.sub(
         r"var\(--([a-z-]+)\)",
         lambda m: colours[m[1]],
-        _source(environment, "chart.css"),
+        _source("chart.css"),
     )
     fonts = {w: base64.b64encode(font(n)).decode() for w, n in _WEIGHTS.items()}
     return {"fonts": fonts, "drawings": drawings + _ON_PAPER}
@@ -85,9 +88,8 @@ def _light_colours(style: str) -> dict[str, str]:
     return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", light))
 
 
-def _source(environment: Environment, name: str) -> str:
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
+def _source(name: str) -> str:
+    return (_found(_template_folders()) / name).read_text(encoding="utf-8")
 
 
 def _title(record: AuditRecord) -> str:

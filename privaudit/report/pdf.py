@@ -138,5 +138,5 @@ def _warn(replaced: dict[str, int]) -> None:
     plural = "" if count == 1 else "s"
     warnings.warn(
         f"no font for {named}{others} ({count} character{plural} replaced)",
-        stacklevel=5,
+        stacklevel=6,
     )

@@ -85,7 +85,7 @@ def _check_suffix(path: Path, suffix: str) -> None:
 def _write_pdf(
     path: Path, record: AuditRecord, images: Images, attachment: bytes
 ) -> None:
-    """Where nothing can draw it the same report is there as HTML, and the error says so."""
+    """Where nothing can draw it, the report is there as HTML, and the error says so."""
     try:
         pdf = render_pdf(record, images, attachment)
     except CannotDrawError as error:

@@ -19,6 +19,16 @@ def no_samples() -> Cause:
     )
 
 
+def no_truth() -> Cause:
+    """The images of the step are not known to the audit."""
+    return Cause(
+        code="no-truth",
+        text="the images of the step were not given: nothing could be scored",
+        remedy="Pass truth=(images, labels) on the owner's machine. Without it an "
+        "image that gives the whole gradient is a leak, and nothing is cleared.",
+    )
+
+
 def nothing_ran(attacks: list[AttackEvidence]) -> Cause:
     """Every attack was skipped or missing."""
     listed = "; ".join(f"{a.label}: {a.reason or a.state}" for a in attacks)

@@ -100,6 +100,8 @@ def _doubts(
     """Everything that keeps a clean score from meaning "no leak found"."""
     exact = any(a.state == "exact" for a in attacks)
     required = [a for a in attacks if a.required]
+    if not evidence.truth_known:
+        yield say.no_truth()
     if not any(a.state in RAN for a in required):
         yield say.no_required_attack()
     for attack in required:
@@ -112,7 +114,8 @@ def _doubts(
         yield say.no_positive_control()
     elif not control.passed:
         yield say.positive_control_failed(control.detail)
-    yield from _unscored(evidence, policy, attacks)
+    if evidence.truth_known:
+        yield from _unscored(evidence, policy, attacks)
     yield from _controls_too_alike(evidence, policy, attacks)
 
 

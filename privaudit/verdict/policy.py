@@ -13,6 +13,9 @@ Aggregate = Literal["max", "p95", "mean"]
 Strength = Literal["weak", "strong"]
 
 RE_IDENTIFICATION = "re_identification"
+GRADIENT_MATCH = "gradient_match"
+"""Relative error of the whole recomputed gradient: what can be measured without the
+truth. The only value that may decide there, and it can only say "leaks"."""
 MIN_CONTROL_PAIRS = 20
 MIN_IMAGES_FOR_RE_IDENTIFICATION = 20
 CHANCE_FACTOR = 5.0

@@ -82,10 +82,16 @@ def final_line(
         where = "all images" if worst.sample is None else f"image {worst.sample}"
         relation = "beyond" if worst.leaks else "within"
         parts.append(
-            f"worst {where} by {worst.attack}: {worst.metric} {worst.value:.4f} "
-            f"{relation} limit {worst.limit:.4f}"
+            f"worst {where} by {worst.attack}: {worst.metric} {_number(worst.value)} "
+            f"{relation} limit {_number(worst.limit)}"
         )
     if causes and word != "leaks":
         parts.append(causes[0].text)
     parts.append(f"exit {code}")
     return " | ".join(parts)
+
+
+def _number(value: float) -> str:
+    """Four decimals; small errors, which would all read 0.0000, in powers of ten."""
+    small = 0 < abs(value) < 5e-4
+    return f"{value:.1e}" if small else f"{value:.4f}"

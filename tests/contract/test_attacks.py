@@ -165,7 +165,9 @@ def _leaks(given: dict[str, object]) -> list[str]:
     case = given.pop("secrets")
     assert isinstance(case, Case)
     secrets = {"image": case.batch.images}
-    secrets |= {f"mask {d.name}": d.value for d in case.step.tape if d.value is not None}
+    secrets |= {
+        f"mask {d.name}": d.value for d in case.step.tape if d.value is not None
+    }
     assert len(secrets) == 2
     return [
         f"{where} shows {what}"

@@ -88,7 +88,9 @@ def test_identical_images_are_the_leakiest(metric: Metric, flat: float | None) -
             assert score.value is None
             assert score.note == "identical"
         else:
-            assert score.value == pytest.approx(low if metric.lower_is_leakier else high)
+            assert score.value == pytest.approx(
+                low if metric.lower_is_leakier else high
+            )
 
 
 def test_a_closer_copy_is_leakier(metric: Metric) -> None:

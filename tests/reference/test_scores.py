@@ -22,7 +22,9 @@ from privaudit.metrics import Mse, Psnr, Ssim
 SIZES = [(32, 32), (28, 28), (40, 24), (11, 11), (64, 64)]
 
 
-def pair(size: tuple[int, int], channels: int, strength: float) -> tuple[Tensor, Tensor]:
+def pair(
+    size: tuple[int, int], channels: int, strength: float
+) -> tuple[Tensor, Tensor]:
     truth = shipped_images(3, (channels, *size))[1:2]
     generator = torch.Generator().manual_seed(0)
     apart = strength * torch.randn(truth.shape, generator=generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from privaudit.result import AuditResult
-from tests.report import build
+from tests.report import build, searching
 
 CASES = {
     "leaks": build.LEAKS,
@@ -14,6 +14,7 @@ CASES = {
     "not run": build.NOT_RUN,
     "many": build.MANY,
     "odd names": build.ODD_NAMES,
+    "searches": searching.Searching(),
 }
 
 

@@ -9,7 +9,7 @@ from privaudit.report import render_html
 from privaudit.result import AuditResult
 
 _VOID = {"img", "meta", "link", "br", "hr", "input"}
-_SHAPES = {"path", "rect", "circle"}
+_SHAPES = {"path", "rect", "circle", "polyline"}
 
 
 class Page(HTMLParser):

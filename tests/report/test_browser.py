@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report import build
+from tests.report import build, searching
 from tests.report.chromium import Page, browser, executable
 
 pytestmark = [
@@ -22,6 +22,9 @@ BROKEN = """<!doctype html><title>broken</title>
 IMAGES = """JSON.stringify([...document.images].map(
     image => image.complete && image.naturalWidth > 0))"""
 OVERFLOW = "document.documentElement.scrollWidth - window.innerWidth"
+SCROLLING = """JSON.stringify([...document.querySelectorAll(
+    '.table-frame, .chart-frame')].filter(e => e.scrollWidth > e.clientWidth)
+    .map(e => e.getAttribute('aria-label')))"""
 BORDER = """(() => {
     const frame = document.querySelector('.compare-frame');
     frame.scrollLeft = 100;
@@ -79,6 +82,14 @@ def test_page_is_silent_offline_and_fits(
     assert beyond_itself(page, file) == []
     assert "false" not in page.evaluate(IMAGES)
     assert page.evaluate(OVERFLOW) <= 0
+
+
+def test_on_a_laptop_no_table_hides_a_column(page: Page, tmp_path: Path) -> None:
+    file = searching.result().save(tmp_path / "report.html")
+    page.open(file)
+    assert page.evaluate(SCROLLING) == "[]"
+    page.look(width=360)
+    assert "How each attack ended" in page.evaluate(SCROLLING)
 
 
 def test_colour_scheme_is_followed(page: Page, tmp_path: Path) -> None:

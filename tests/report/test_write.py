@@ -77,18 +77,10 @@ def test_an_open_file_gets_closed_when_it_is_replaced(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("r.pdf", "a PDF, which comes in a later version. HTML is available"),
-        ("r.txt", "expected .json, .html, or a folder .* got suffix '.txt'"),
-    ],
-)
-def test_other_suffixes_are_refused(
-    leaking: AuditResult, tmp_path: Path, name: str, says: str
-) -> None:
+def test_other_suffixes_are_refused(leaking: AuditResult, tmp_path: Path) -> None:
+    says = r"expected \.json, \.html, \.pdf, or a folder .* got suffix '\.txt'"
     with pytest.raises(ReportError, match=says):
-        leaking.save(tmp_path / name)
+        leaking.save(tmp_path / "r.txt")
     assert contents(tmp_path) == {}
 
 

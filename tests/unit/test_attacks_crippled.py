@@ -127,8 +127,14 @@ def check(result: AuditResult) -> None:
     assert not result.passed(max_ssim=0.99)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("trick", TRICKS)
+GIVES_IMAGES = [t for t in TRICKS if t.startswith(("noise", "mean"))]
+
+
+@pytest.mark.parametrize(
+    ("trick", "model"),
+    [(t, "leaky") for t in TRICKS]
+    + [(t, m) for t in GIVES_IMAGES for m in ("silent", "dead first layer")],
+)
 def test_no_trick_clears_a_model(trick: Trick, model: str) -> None:
     result = audit(MODELS[model](), [Crippled(trick=trick)])
     check(result)
@@ -138,18 +144,17 @@ def test_no_trick_clears_a_model(trick: Trick, model: str) -> None:
     assert all(a.state != "exact" for a in result.attacks.values())
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("trick", TRICKS)
-def test_nor_does_a_whole_ladder_of_them(trick: Trick, model: str) -> None:
+@pytest.mark.parametrize("trick", [*GIVES_IMAGES, "skipped", "raises"])
+def test_nor_does_a_whole_ladder_of_them(trick: Trick) -> None:
     every: list[str | Attack] = [
         Crippled(trick=trick),
         CrippledFactorization(trick=trick),
         CrippledInversion(trick=trick),
     ]
-    check(audit(MODELS[model](), every))
+    check(audit(leaky(), every))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("trick", ["noise exact", "noise converged", "noise plateau"])
 def test_no_seed_makes_noise_pass(trick: Trick, seed: int) -> None:
     check(audit(leaky(), [Crippled(trick=trick)], seed=seed))
@@ -199,7 +204,9 @@ def test_the_real_one_passes_the_same_audit_by_finding_the_leak() -> None:
 
 def test_what_an_attack_raises_is_kept_in_the_record() -> None:
     result = audit(leaky(), [Crippled(trick="raises")])
-    assert result.attacks["closed_form"].record.evidence.reason == "RuntimeError: broken"
+    assert (
+        result.attacks["closed_form"].record.evidence.reason == "RuntimeError: broken"
+    )
     result = audit(leaky(), [Crippled(trick="raises silently")])
     assert result.attacks["closed_form"].record.evidence.reason.startswith("ValueError")
     assert [o.state for o in result.attacks["closed_form"].record.outcomes] == [

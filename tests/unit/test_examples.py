@@ -12,6 +12,10 @@ EXAMPLES = ROOT / "examples"
 SAYS = {
     "audit_mlp_with_dropout": ["privaudit: leaks |", "report.html"],
     "custom_training_step": ["privaudit: leaks |", "closed_form exact"],
+    "record_a_step": [
+        "without the image: privaudit: leaks |",
+        "with it: privaudit: leaks |",
+    ],
     "gate_in_python": ["privaudit: leaks |", "passes at SSIM 0.5: False"],
 }
 

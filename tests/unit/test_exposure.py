@@ -469,12 +469,27 @@ def test_a_random_loss_is_recorded_too() -> None:
 
 
 def test_the_step_seeds_nothing_but_itself() -> None:
+    model = mlp()
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    first, second = observe(mlp()), observe(mlp())
-    torch.manual_seed(11)
+    first = observe(model)
     assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(5)
+    second = observe(model)
     torch.testing.assert_close(gradients(first), gradients(second), rtol=0, atol=0)
+
+
+def test_the_compiler_is_never_asked() -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("compiled inside the audit")
+
+    model = WithFunction(mlp())
+
+    def twice(x: Tensor) -> Tensor:
+        return x * 2
+
+    model.twice = torch.compile(twice, backend=refuse)
+    assert len(gradients(observe(model))) == 4
 
 
 def test_inference_tensors_as_buffers() -> None:

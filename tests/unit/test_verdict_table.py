@@ -40,8 +40,15 @@ def rate(value: float) -> dict[str, list[Score]]:
     return {"re_identification": [Score(value=value)]}
 
 
+def match(value: float | None) -> dict[str, list[Score]]:
+    return {"gradient_match": [Score(value=value)]}
+
+
 def policy(**limits: Limit) -> Policy:
     return Policy(name="mine", limits={"ssim": Policy().limits["ssim"], **limits})
+
+
+BLIND = policy(gradient_match=Limit(limit=1e-4, lower_is_leakier=True))
 
 
 @dataclass
@@ -59,6 +66,7 @@ class Row:
     policy: Policy = field(default_factory=Policy)
     causes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    truth: bool = True
 
 
 NOT_APPLICABLE: dict[str, Any] = {"state": "skipped", "skip": "not applicable"}
@@ -471,6 +479,102 @@ ROWS = [
         strength="strong",
         policy=policy(mse=Limit(limit=0.01, lower_is_leakier=True)),
     ),
+    # a recorded gradient whose images nobody gave
+    Row(
+        "without truth: the whole gradient was recomputed",
+        [attack(more=match(2.4e-7))],
+        "leaks",
+        1,
+        "image 0 by closed_form: gradient_match 2.4e-07 beyond limit 1.0e-04",
+        policy=BLIND,
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: not recomputed is not cleared",
+        [attack(state="plateau", more=match(0.3))],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        policy=BLIND,
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: at the limit is not beyond",
+        [attack(state="plateau", more=match(1e-4))],
+        "inconclusive",
+        3,
+        "gradient_match 1.0e-04 within limit 1.0e-04",
+        policy=BLIND,
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: an exact claim that could not be recomputed clears nothing",
+        [attack(more=match(None))],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        policy=BLIND,
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: a failed attack is named as well",
+        [
+            attack(state="plateau", more=match(0.3)),
+            attack(label="dia", state="failed", reason="nan"),
+        ],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        policy=BLIND,
+        causes=("no-truth", "attack-failed"),
+        truth=False,
+    ),
+    Row(
+        "without truth: a policy without limits clears nothing either",
+        [attack(more=match(0.3))],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        policy=Policy(name="none", limits={}),
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: the preset alone knows no match and clears nothing",
+        [attack(more=match(1e-9))],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        causes=("no-truth",),
+        truth=False,
+    ),
+    Row(
+        "without truth: nothing ran",
+        [attack(**NOT_APPLICABLE)],
+        "not run",
+        4,
+        "no attack ran",
+        policy=BLIND,
+        causes=("nothing-ran",),
+        truth=False,
+    ),
+    Row(
+        "without truth: a diagnostic does not decide",
+        [
+            attack(state="plateau", more=match(0.3)),
+            attack(label="wiig", diagnostic=True, more=match(1e-9)),
+        ],
+        "inconclusive",
+        3,
+        "the images of the step were not given",
+        policy=BLIND,
+        causes=("no-truth",),
+        truth=False,
+    ),
 ]
 
 
@@ -478,6 +582,7 @@ ROWS = [
 def test_verdict(row: Row) -> None:
     evidence = Evidence(
         samples=row.samples,
+        truth_known=row.truth,
         attacks=row.attacks,
         positive_control=row.control,
         unrelated=row.unrelated,

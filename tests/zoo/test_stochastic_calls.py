@@ -103,19 +103,12 @@ TIMM_VIT = [
 def hf_vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(  # type: ignore[no-any-return]
-        ViTConfig(
-            hidden_size=8,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            image_size=16,
-            patch_size=8,
-            num_labels=5,
-            hidden_dropout_prob=0.1,
-            attention_probs_dropout_prob=0.2,
-        )  # fmt: skip
-    )
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, image_size=16, patch_size=8, num_labels=5,
+        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2,
+    )  # fmt: skip
+    return ViTForImageClassification(config)  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):

@@ -58,14 +58,15 @@ def _overview(attacks: list[AttackRecord]) -> Table:
         Column("State"),
         Column("Needed"),
         Column("Time", numeric=True),
-        Column("Search"),
+        Column("Iterations", numeric=True),
+        Column("Optimised", numeric=True),
         Column("Loss", numeric=True),
         Column("Residual", numeric=True),
         Column("Labels right", numeric=True),
     )
     caption = (
-        "How each attack ended. Needed: for the verdict. Search: iterations of all "
-        "restarts, and how many values of one client were optimised"
+        "How each attack ended. Needed: for the verdict. Iterations: of all restarts. "
+        "Optimised: values of one client that the search moved"
     )
     return table(caption, columns, [_overview_row(a) for a in attacks])
 
@@ -84,12 +85,15 @@ def _overview_row(attack: AttackRecord) -> tuple[Cell | str, ...]:
 def _cost(attack: AttackRecord) -> tuple[Cell, ...]:
     """What it took and how far it came; a dash for what does not apply."""
     if not _ran(attack):
-        return (Cell(phrases.DASH),) * 5
+        return (Cell(phrases.DASH),) * 6
+    tries = phrases.plural(attack.restarts, "restart") if attack.restarts else ""
+    moved = phrases.DASH if attack.optimised is None else f"{attack.optimised:,}"
     start = attack.loss_start
     right = attack.label_accuracy
     return (
         Cell(phrases.seconds(attack.seconds)),
-        _searched(attack),
+        Cell(f"{attack.iterations:,}", note=tries),
+        Cell(moved),
         Cell(
             phrases.number(attack.loss_final),
             note="" if start is None else f"from {phrases.number(start)}",
@@ -97,16 +101,6 @@ def _cost(attack: AttackRecord) -> tuple[Cell, ...]:
         Cell(_residual(attack)),
         Cell(phrases.DASH if right is None else phrases.share(right)),
     )
-
-
-def _searched(attack: AttackRecord) -> Cell:
-    if not attack.iterations:
-        return Cell(phrases.DASH)
-    parts = [phrases.plural(attack.restarts, "restart")] * bool(attack.restarts)
-    if attack.optimised is not None:
-        parts.append(phrases.plural(attack.optimised, "value"))
-    steps = phrases.plural(attack.iterations, "iteration")
-    return Cell(steps, note=phrases.dotted(parts))
 
 
 def _ran(attack: AttackRecord) -> bool:

@@ -1,0 +1,370 @@
+"""Attacks on a gradient that was recorded elsewhere, with the truth or without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from privaudit._blind import Trial, attempt, blind_preflight, blind_record
+from privaudit._controls import positive_control, shipped_images
+from privaudit._provenance import provenance
+from privaudit._runner import Clock, Run
+from privaudit._scoring import Pictures
+from privaudit._session import Session
+from privaudit._shape import stated_input_shape
+from privaudit._update import Update
+from privaudit._update_fit import Fitted
+from privaudit.attacks import Attack
+from privaudit.attacks._forms import EXACT
+from privaudit.config import AuditConfig, Knowledge
+from privaudit.errors import ConfigError
+from privaudit.inventory import Finding, Inventory
+from privaudit.result import (
+    AuditRecord,
+    AuditResult,
+    ImageStore,
+    SampleRecord,
+    ThreatModel,
+    gather_evidence,
+)
+from privaudit.tape import Tape
+from privaudit.types import (
+    AttackerKnowledge,
+    Observation,
+    Target,
+)
+from privaudit.verdict import (
+    GRADIENT_MATCH,
+    Limit,
+    Policy,
+    judge,
+)
+
+Opener = Callable[[Any, AuditConfig], Session]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What :meth:`~privaudit.Auditor.attack_gradient` was asked for."""
+
+    update: Any
+    batch_size: int
+    truth: Any
+    image_shape: tuple[int, int, int] | None
+    other_weights: bool
+
+
+def attack_recorded(
+    request: Request,
+    model: nn.Module,
+    config: AuditConfig,
+    attacks: Sequence[Attack],
+    opened: Opener,
+) -> AuditResult:
+    """Attack the update of ``request``; the model is pristine around it.
+
+    Raises:
+        ConfigError: The update does not fit the model, or the truth the update.
+    """
+    update = _as_update(request.update)
+    _require_size(request.batch_size)
+    fitted = update.fit(model, other_weights=request.other_weights)
+    mode = _set_modes(model, update, config)
+    client = config.client.model_copy(
+        update={"batch_size": request.batch_size, "mode": mode}
+    )
+    config = config.model_copy(update={"client": client})
+    images, labels = _split(request.truth)
+    if images is None:
+        config = _blind_config(config, labels_given=labels is not None)
+        shape = _shape(request, update, model)
+        session = opened(_stand_ins(request.batch_size, shape, labels), config)
+        return _recorded(session, update, fitted).audit_blind(attacks)
+    session = opened(request.truth, config)
+    _require_truth(session, request, update)
+    return _recorded(session, update, fitted).audit(attacks)
+
+
+@dataclass
+class RecordedSession(Session):
+    """An audit whose observation came out of a file.
+
+    Its live step, on the truth or on photographs of our own, only tells what the
+    model draws. The client's masks are known where the owner kept them, or where
+    there are none.
+    """
+
+    update: Update = field(kw_only=True)
+    left_out: Mapping[str, str] = field(kw_only=True)
+
+    def audit_blind(self, attacks: Sequence[Attack]) -> AuditResult:
+        """Attack without the truth: an image counts where it gives the gradient."""
+        clock = Clock(self.config.budget, self.started)
+        known = self.config.knowledge.labels == "known"
+        labels = self.first.batch.labels if known else None
+        target = Target(self.model, self.exposure, AttackerKnowledge(labels))
+        pictures = Pictures()
+        trials = self._climb_blind(attacks, target, clock)
+        runs = [t.run for t in trials]
+        records = [
+            blind_record(t, self.first, pictures, seed=self.config.seed) for t in trials
+        ]
+        records += self._not_run(attacks, runs)
+        control = positive_control(
+            [r.attack for r in runs if r.state != "skipped"],
+            target,
+            self.first,
+            budget=self.config.budget,
+            seed=self.config.seed,
+        )
+        count = self.first.step.observation.batch_size
+        evidence = gather_evidence(count, records, control, [], truth_known=False)
+        record = AuditRecord(
+            verdict=judge(evidence, self.config.policy),
+            config=self.config,
+            threat_model=self._threat_model(),
+            inventory=self._with_findings(runs, []),
+            preflight=blind_preflight(),
+            samples=[self._unseen(i) for i in range(count)],
+            truth_known=False,
+            attacks=records,
+            positive_control=control,
+            unrelated=[],
+            provenance=self._provenance(),
+        )
+        return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
+
+    def _climb_blind(
+        self, attacks: Sequence[Attack], target: Target, clock: Clock
+    ) -> list[Trial]:
+        trials: list[Trial] = []
+        for attack in attacks:
+            exact = any(t.run.all_exact for t in trials)
+            if self.config.attacks == "auto" and exact:
+                break
+            trials.append(
+                attempt(attack, target, self.first, clock=clock, seed=self.config.seed)
+            )
+        return trials
+
+    def _unseen(self, index: int) -> SampleRecord:
+        given = self.config.knowledge.labels == "known"
+        return SampleRecord(
+            index=index,
+            name="not given",
+            client=0,
+            label=self.labels.class_id(index) if given else None,
+            label_source="given" if given else "none",
+            image=None,
+        )
+
+    def _provenance(self) -> Any:
+        found = provenance(
+            self.model,
+            torch.empty(0),
+            self.config.policy,
+            device=str(self.first.batch.images.device),
+            seconds=time.monotonic() - self.started,
+        )
+        return found.model_copy(update={"data_digest": self.update.digest()})
+
+    def _with_findings(
+        self, runs: Sequence[Run], doubts: Sequence[Finding]
+    ) -> Inventory:
+        found = super()._with_findings(runs, doubts)
+        own = _findings(self.update, self.left_out, known=self.first.masks_known)
+        return found.model_copy(update={"findings": [*found.findings, *own]})
+
+    def _threat_model(self) -> ThreatModel:
+        usual = super()._threat_model()
+        return usual.model_copy(
+            update={"exposure": f"{usual.exposure}, recorded from a client"}
+        )
+
+
+def _recorded(session: Session, update: Update, fitted: Fitted) -> RecordedSession:
+    """The session with the recorded gradient in place of the live one."""
+    live = session.first
+    seen = live.step.observation
+    observation = Observation(fitted.gradients, seen.batch_size, seen.image_shape)
+    tape, known = _masks(update, live.step.tape)
+    step = replace(live.step, observation=observation, tape=tape)
+    first = replace(live, step=step, masks_known=known)
+    values = {f.name: getattr(session, f.name) for f in fields(Session)}
+    values["first"] = first
+    return RecordedSession(**values, update=update, left_out=fitted.left_out)
+
+
+def _masks(update: Update, live: Tape) -> tuple[Tape, bool]:
+    """The client's tape if it is known, else one of the same calls."""
+    if not live.active:
+        return live, True
+    if len(update.masks) != 1:
+        return live, False
+    kinds = [[(d.path, d.kind, d.p) for d in t] for t in (update.masks[0], live)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            "update.masks",
+            expected="the dropout calls that this model makes",
+            got="others",
+            hint="The masks are of another model, or of another mode of it.",
+        )
+    device = next((d.value.device for d in live if d.value is not None), None)
+    values = [None if d.value is None else d.value.to(device) for d in update.masks[0]]
+    return update.masks[0].with_values(values), True
+
+
+def _findings(
+    update: Update, left_out: Mapping[str, str], *, known: bool
+) -> list[Finding]:
+    facts = update.facts
+    passes = facts.micro_batches or 1
+    texts = [
+        f"Source: {facts.source}, privaudit {facts.privaudit}, torch {facts.torch}. "
+        "Whether the loss was a mean or a sum over the batch does not show."
+    ]
+    if passes > 1:
+        texts.append(f"Gradients of {passes} backward passes were added up.")
+    if not facts.weights:
+        texts.append("With which weights it was made is not known, so not checked.")
+    if not known:
+        texts.append(
+            "The client's dropout masks are not known to the audit: exact claims were "
+            "held against the images, not against the masks."
+        )
+    texts += [f"{name} was left out: {why}." for name, why in left_out.items()]
+    found = [_note("recorded-update", "A recorded gradient", " ".join(texts))]
+    if facts.rounding is not None and facts.rounding >= EXACT:
+        found.append(
+            _note(
+                "update-rounded",
+                "Subtracting weights has rounded the gradient",
+                f"Up to {facts.rounding:.1e} of it (relative). An exact match "
+                f"(below {EXACT:g}) may be out of reach though the image leaks.",
+                severity="warning",
+            )
+        )
+    return found
+
+
+def _note(code: str, title: str, text: str, *, severity: Any = "info") -> Finding:
+    return Finding(code=code, severity=severity, where="update", title=title, text=text)
+
+
+def _as_update(given: Any) -> Update:
+    if isinstance(given, Update):
+        return given
+    inner = getattr(given, "update", None)
+    if isinstance(inner, Update):
+        return inner
+    if isinstance(given, Mapping):
+        return Update.from_gradients(given)
+    if isinstance(given, str) or hasattr(given, "__fspath__"):
+        return Update.load(given)
+    raise ConfigError(
+        "Auditor.attack_gradient(update)",
+        expected="a file, an Update, or a mapping from names to gradients",
+        got=type(given).__name__,
+        hint="Pass what step.save(path) wrote.",
+    )
+
+
+def _require_size(batch_size: Any) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+        got = repr(batch_size)
+    elif batch_size >= 1:
+        return
+    else:
+        got = str(batch_size)
+    raise ConfigError(
+        "Auditor.attack_gradient(batch_size=)",
+        expected="the number of images in the step, at least 1",
+        got=got,
+        hint="Clients often send it; it is how many images the step used in all.",
+    )
+
+
+def _set_modes(model: nn.Module, update: Update, config: AuditConfig) -> Any:
+    """Modes as in the recorded step, where they were noted.
+
+    Returns:
+        The client's mode for the record.
+    """
+    if config.client.mode == "as_is" or update.facts.mode in (None, "train"):
+        return config.client.mode
+    if update.facts.mode == "eval":
+        model.eval()
+    return "as_is"
+
+
+def _split(truth: Any) -> tuple[Any, Any]:
+    """(images, labels); images are None where only labels, or nothing, is given."""
+    if truth is None:
+        return None, None
+    if isinstance(truth, tuple) and len(truth) == 2 and truth[0] is None:
+        return None, truth[1]
+    return truth, None
+
+
+def _blind_config(config: AuditConfig, *, labels_given: bool) -> AuditConfig:
+    """Labels that nobody gave are read off; a match of the gradient is a leak."""
+    changes: dict[str, Any] = {"policy": _blind_policy(config.policy)}
+    if not labels_given:
+        changes["knowledge"] = Knowledge(labels="inferred")
+    return config.model_copy(update=changes)
+
+
+def _blind_policy(policy: Policy) -> Policy:
+    if GRADIENT_MATCH in policy.limits:
+        return policy
+    limit = Limit(limit=EXACT, lower_is_leakier=True)
+    limits = {**policy.limits, GRADIENT_MATCH: limit}
+    name = f"{policy.name}+{GRADIENT_MATCH}"
+    return policy.model_copy(update={"name": name, "limits": limits})
+
+
+def _shape(request: Request, update: Update, model: nn.Module) -> tuple[int, int, int]:
+    shape = request.image_shape or update.facts.image_shape
+    if shape is not None:
+        channels, height, width = shape
+        return channels, height, width
+    try:
+        return stated_input_shape(model)
+    except ConfigError as error:
+        raise ConfigError(
+            "Auditor.attack_gradient(image_shape=)",
+            expected="(channels, height, width) of the model's input",
+            got="none in the update, and the model does not state it",
+            hint="Pass image_shape=(3, 224, 224), or the truth.",
+        ) from error
+
+
+def _stand_ins(count: int, shape: tuple[int, int, int], labels: Any) -> Any:
+    """Photographs of nobody's data: their step shows what the model draws."""
+    images = shipped_images(min(count, 64), shape)
+    images = images[torch.arange(count) % len(images)]
+    return images if labels is None else (images, labels)
+
+
+def _require_truth(session: Session, request: Request, update: Update) -> None:
+    count = len(session.sample.images)
+    if count != request.batch_size or session.sample.skipped:
+        raise ConfigError(
+            "Auditor.attack_gradient(truth=)",
+            expected=f"all {request.batch_size} images of the step",
+            got=f"{count}, and {len(session.sample.skipped)} that cannot be read",
+            hint="batch_size is the number of images in the step; pass them all.",
+        )
+    shape, noted = tuple(session.sample.images.shape[1:]), update.facts.image_shape
+    if noted is not None and shape != tuple(noted):
+        raise ConfigError(
+            "Auditor.attack_gradient(truth=)",
+            expected=f"images of shape {tuple(noted)}, as in the recorded step",
+            got=str(shape),
+            hint="Pass them as the model took them, before normalisation.",
+        )
