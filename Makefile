@@ -24,11 +24,11 @@ help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 demo: $(CORE) $(PANGO) ## Audit a model that leaks, and write the report
-	@rm -f $(DEMO_OUT)/report.html; \
+	@rm -f $(DEMO_OUT)/report.html $(DEMO_OUT)/report.pdf; \
 	code=0; $(OFFLINE) $(BIN)/privaudit demo --out $(DEMO_OUT) || code=$$?; \
 	if [ $$code -eq 1 ] && [ -s $(DEMO_OUT)/report.html ]; then \
 	  echo "make demo: as expected, the gate failed (exit 1: the photographs" \
-	    "leak). Report: $(DEMO_OUT)/report.html"; \
+	    "leak). Reports:" $(DEMO_OUT)/report.*; \
 	else \
 	  echo "make demo: expected exit 1 and $(DEMO_OUT)/report.html," \
 	    "got exit $$code" >&2; \

@@ -14,6 +14,9 @@ from privaudit.exposure import GradientExposure
 from privaudit.inventory import Finding
 from privaudit.inventory.findings import labels_from_model
 
+AT_ONCE = 16
+"""Images in one forward pass, so that many images need no more memory than few."""
+
 Source = Literal["given", "model's own argmax", "none"]
 
 
@@ -50,20 +53,31 @@ def settle(
     """
     if sample.labels is not None:
         labels = sample.labels
-        if exposure.is_classification and not labels.is_floating_point():
+        if exposure.is_classification:
             labels = _checked(labels, exposure.logits(model, output))
         return Labels(labels, "given")
     if exposure.training_step is not None:
         return Labels(None, "none")
-    logits = exposure.logits(model, output)
-    return Labels(logits.detach().argmax(1).cpu(), "model's own argmax")
+    found = [exposure.logits(model, output).detach().argmax(1).cpu()]
+    for start in range(AT_ONCE, len(sample.images), AT_ONCE):
+        images = sample.images[start : start + AT_ONCE]
+        device = next(model.parameters()).device
+        result, _ = exposure.census(model, images.to(device), train=False)
+        found.append(exposure.logits(model, result).argmax(1).cpu())
+    return Labels(torch.cat(found), "model's own argmax")
 
 
 def _checked(labels: Tensor, logits: Tensor) -> Tensor:
     classes = logits.shape[1]
+    if labels.is_floating_point():
+        if labels.shape[1:] != logits.shape[1:]:
+            raise _shape_error(labels, logits)
+        return labels
     labels = labels.long()
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
+    if labels.shape[1:] != logits.shape[2:]:
+        raise _shape_error(labels, logits)
     outside = ((labels < 0) | (labels >= classes)) & (labels != -100)
     if bool(outside.any()):
         index = int(outside.flatten().nonzero()[0])
@@ -81,3 +95,16 @@ def _checked(labels: Tensor, logits: Tensor) -> Tensor:
             hint="A step on ignored labels has no gradient.",
         )
     return labels
+
+
+def _shape_error(labels: Tensor, logits: Tensor) -> ConfigError:
+    ids = ("images", *map(str, logits.shape[2:]))
+    return ConfigError(
+        "labels",
+        expected=f"integer class ids of shape ({', '.join(ids)}), or probabilities of "
+        f"shape (images, {', '.join(map(str, logits.shape[1:]))})",
+        got=f"{str(labels.dtype).removeprefix('torch.')} of shape "
+        f"{tuple(labels.shape)}",
+        hint="Class ids: labels.long(); one-hot: labels.argmax(1). Other targets need "
+        "loss=.",
+    )

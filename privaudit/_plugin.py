@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -40,26 +39,70 @@ def collect(base: type[P], namespace: Mapping[str, Any]) -> Mapping[str, type[P]
     """Gather the concrete subclasses of ``base`` that ``namespace`` imported.
 
     Third parties add theirs through the entry-point group ``privaudit.<base>s``,
-    such as ``privaudit.attacks``.
+    such as ``privaudit.attacks``; these are loaded on first use, so that a plug-in
+    may import the base class from here.
 
     Raises:
         ConfigError: Two plug-ins carry one name.
     """
-    found: dict[str, type[P]] = {}
-    group = f"privaudit.{base.__name__.lower()}s"
-    candidates = [*namespace.values(), *(e.load() for e in entry_points(group=group))]
-    for candidate in candidates:
-        if not _is_concrete(candidate, base):
-            continue
-        known = found.setdefault(candidate.name, candidate)
-        if known is not candidate:
-            raise ConfigError(
-                f"{group}[{candidate.name!r}]",
-                expected="one plug-in of this name",
-                got=f"{_path(known)} and {_path(candidate)}",
-                hint="Rename one of them.",
-            )
-    return MappingProxyType(found)
+    own: dict[str, type[P]] = {}
+    for candidate in namespace.values():
+        _add(own, candidate, base)
+    return Registry(base, own)
+
+
+class Registry(Mapping[str, type[P]]):
+    """Plug-ins by name: our own, and those of installed packages."""
+
+    def __init__(self, base: type[P], own: Mapping[str, type[P]]) -> None:
+        self._base, self._own = base, own
+        self._all: dict[str, type[P]] | None = None
+
+    def __getitem__(self, name: str) -> type[P]:
+        return self._found()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def _found(self) -> dict[str, type[P]]:
+        if self._all is None:
+            found = dict(self._own)
+            for point in entry_points(group=_group(self._base)):
+                _add(found, _load(point), self._base)
+            self._all = found
+        return self._all
+
+
+def _load(point: EntryPoint) -> object:
+    try:
+        return point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"entry point {point.group}: {point.name}",
+            expected=f"a plug-in at {point.value}",
+            got=f"{type(error).__name__}: {error}",
+            hint="Mend or uninstall the package that declares it.",
+        ) from error
+
+
+def _add(found: dict[str, type[P]], candidate: object, base: type[P]) -> None:
+    if not _is_concrete(candidate, base):
+        return
+    known = found.setdefault(candidate.name, candidate)
+    if known is not candidate:
+        raise ConfigError(
+            f"{_group(base)}[{candidate.name!r}]",
+            expected="one plug-in of this name",
+            got=f"{_path(known)} and {_path(candidate)}",
+            hint="Rename one of them.",
+        )
+
+
+def _group(base: type[Plugin]) -> str:
+    return f"privaudit.{base.__name__.lower()}s"
 
 
 def by_name(
@@ -80,7 +123,7 @@ def by_name(
     return family[name](**(settings or {}))
 
 
-def _is_concrete(candidate: object, base: type[P]) -> bool:
+def _is_concrete(candidate: object, base: type[P]) -> TypeGuard[type[P]]:
     return (
         inspect.isclass(candidate)
         and issubclass(candidate, base)

@@ -14,8 +14,12 @@ from torch import Tensor
 from privaudit._pixels import Normalisation, refuse_nan, to_pixels
 from privaudit.errors import ConfigError, NothingToAuditError
 
-_UNREADABLE = (OSError, SyntaxError, EOFError, ValueError)
-"""What PIL raises for a damaged file."""
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What PIL raises for a damaged, or a monstrous, file."""
+    from PIL.Image import DecompressionBombError
+
+    return (OSError, SyntaxError, EOFError, ValueError, DecompressionBombError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +129,11 @@ def _gather(
     names: list[str] = []
     skipped: list[tuple[int, str, str]] = []
     for index, item in enumerate(items):
-        name = Path(item).name if isinstance(item, (str, Path)) else f"image {index}"
+        name = _name(item, index)
         try:
             ready.append(_one(item, index, channels))
             names.append(name)
-        except _UNREADABLE as error:
+        except _unreadable() as error:
             skipped.append((index, name, str(error) or type(error).__name__))
     if not ready:
         raise NothingToAuditError(
@@ -140,6 +144,13 @@ def _gather(
         )
     _same_size(ready, names)
     return torch.stack(ready), names, skipped
+
+
+def _name(item: Any, index: int) -> str:
+    """File name where there is one, in letters that every file can hold."""
+    path = item if isinstance(item, (str, Path)) else getattr(item, "filename", "")
+    name = Path(path).name if path else f"image {index}"
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _as_list(images: Any) -> Sequence[Any]:
@@ -283,9 +294,15 @@ def _same_size(images: list[Tensor], names: list[str]) -> None:
 def _labels(labels: Any, count: int) -> Tensor | None:
     if labels is None:
         return None
-    tensor = (
-        labels.detach().clone() if isinstance(labels, Tensor) else torch.tensor(labels)
-    )
+    try:
+        tensor = torch.as_tensor(labels).detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            "labels",
+            expected="numbers, one per image",
+            got=f"{type(labels).__name__} ({error})",
+            hint="Map names to class ids first.",
+        ) from error
     if tensor.dim() == 0:
         tensor = tensor[None]
     if len(tensor) != count:

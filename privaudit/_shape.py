@@ -8,12 +8,21 @@ from torch import nn
 
 from privaudit.errors import ConfigError
 
+_MANY = 16
+"""More channels than images have."""
+
 
 def expected_channels(model: nn.Module) -> int | None:
-    """Channels of the first layer that knows them; None for a linear first layer."""
+    """Channels of the first layer that knows them; None for a linear first layer.
+
+    Modules are listed as they were declared, not as they are called. A convolution on
+    many channels that stands before one on few is not the first: then None.
+    """
+    takes = [m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)]
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            return module.in_channels
+            first = module.in_channels
+            return None if first > _MANY and min(takes) < first else first
         if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
             return None
     return None

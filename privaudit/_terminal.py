@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
+    from privaudit._progress import Tick
     from privaudit.inventory.records import Inventory
     from privaudit.result import AuditResult
 
@@ -15,6 +20,51 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """One line for the reader; standard output is kept for the final line."""
     print(text, file=sys.stderr)
+
+
+@contextmanager
+def progress() -> Iterator[None]:
+    """A bar per search on a terminal, a line every half minute elsewhere."""
+    from privaudit._progress import watched_by
+
+    if not sys.stderr.isatty():
+        with watched_by(_Lines()):
+            yield
+        return
+    from rich.progress import Progress
+
+    console = _console(stderr=True)
+    with Progress(console=console, transient=True) as bars, watched_by(_Bars(bars)):
+        yield
+
+
+class _Lines:
+    """Plain lines, seldom: for logs."""
+
+    _EVERY_S = 30.0
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, tick: Tick) -> None:
+        now = time.monotonic()
+        if now - self._last >= self._EVERY_S:
+            self._last = now
+            say(f"{tick.label}: {tick.done} of {tick.total}, loss {tick.loss:.2e}")
+
+
+class _Bars:
+    """One bar per search, with the time left."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, tick: Tick) -> None:
+        if tick.label not in self._tasks:
+            task = self._bars.add_task(tick.label, total=tick.total)
+            self._tasks[tick.label] = task
+        self._bars.update(self._tasks[tick.label], completed=tick.done)
 
 
 def show_attacks(result: AuditResult) -> None:

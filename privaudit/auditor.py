@@ -210,16 +210,31 @@ class Auditor:
 
 def _placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """The model where it is wanted: a copy, should that be elsewhere."""
-    import torch
 
     parameter = next(model.parameters(), None)
     if device is None or parameter is None:
         return model
-    wanted = torch.device(device)
+    wanted = _device(device)
     same = parameter.device.type == wanted.type
     if same and wanted.index in (None, parameter.device.index):
         return model
     return copy.deepcopy(model).to(wanted)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    import torch
+
+    try:
+        wanted = torch.device(device)
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            "Auditor.device",
+            expected="a device that torch can use here",
+            got=f"{str(device)!r} ({str(error).splitlines()[0]})",
+            hint="Leave it out to run where the model is.",
+        ) from error
+    return wanted
 
 
 def _name(function: Callable[..., Any]) -> str:

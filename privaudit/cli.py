@@ -10,18 +10,31 @@ import contextlib
 import json
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from privaudit._terminal import say, show_attacks, show_findings, show_inventory
-from privaudit.errors import AttackError, ConfigError, NothingToAuditError
+from privaudit import _options as read
+from privaudit._terminal import (
+    progress,
+    say,
+    show_attacks,
+    show_findings,
+    show_inventory,
+)
+from privaudit.errors import (
+    AttackError,
+    MissingDependencyError,
+    NothingToAuditError,
+    ReportError,
+)
 from privaudit.errors import PrivauditError as _PrivauditError
 
 if TYPE_CHECKING:
     from privaudit.result import AuditResult
-    from privaudit.verdict import Policy, Verdict
+    from privaudit.verdict import Verdict
 
 app = typer.Typer(
     name="privaudit",
@@ -57,7 +70,9 @@ ImageMode = Annotated[
 Seed = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of every draw of the audit")
 ]
-Out = Annotated[Path, typer.Option("--out", help="A folder, or a .html or .json file")]
+Out = Annotated[
+    Path, typer.Option("--out", help="A folder, or a .html, .pdf or .json file")
+]
 RedactOption = Annotated[
     Redact,
     typer.Option("--redact", help="What to blur in the report"),
@@ -86,7 +101,9 @@ def demo(
         "Auditing torchvision's ViT-B/16 (dropout .1, random weights) on "
         f"{PHOTOGRAPHS} photographs, one client each: about half a minute on two cores."
     )
-    return _finish(run_demo(seed), out, redact)
+    with progress():
+        result = run_demo(seed)
+    return _finish(result, out, redact, pdf=not out.suffix)
 
 
 @app.command()
@@ -107,8 +124,10 @@ def inspect(
     built = _build(model, weights)
     sample = None
     if images:
-        sample = load_images(images, size=_size(size), mode=image_mode)
-    found = Auditor(built, mean=_numbers(mean, "mean"), std=_numbers(std, "std"))
+        sample = load_images(images, size=read.size(size), mode=image_mode)
+    found = Auditor(
+        built, mean=read.numbers(mean, "mean"), std=read.numbers(std, "std")
+    )
     inventory = found.inventory(sample)
     if as_json:
         print(inventory.model_dump_json(indent=2))
@@ -161,22 +180,24 @@ def audit(
     from privaudit.config import Client, Knowledge
 
     _check_out(out)
-    policy = _policy(max_ssim, limit)
-    pictures = load_images(images, size=_size(size), mode=image_mode)
+    policy = read.policy(max_ssim, limit)
+    pictures = load_images(images, size=read.size(size), mode=image_mode)
     ids = None if labels is None else load_labels(labels, pictures)
     auditor = Auditor(
         _build(model, weights),
-        mean=_numbers(mean, "mean"),
-        std=_numbers(std, "std"),
+        mean=read.numbers(mean, "mean"),
+        std=read.numbers(std, "std"),
         client=Client(batch_size=batch_size),
         knowledge=Knowledge(labels="inferred" if infer_labels else "known"),
-        attacks=attacks if attacks in ("auto", "all") else _words(attacks),
+        attacks=attacks if attacks in ("auto", "all") else read.words(attacks),
         policy=policy,
-        budget=_budget(budget),
+        budget=read.budget(budget),
         seed=seed,
         device=device,
     )
-    return _finish(auditor.audit((pictures, ids)), out, redact)
+    with progress():
+        result = auditor.audit((pictures, ids))
+    return _finish(result, out, redact)
 
 
 @app.command()
@@ -204,7 +225,7 @@ def gate(result: ResultPath, max_ssim: MaxSsim = None, limit: Limits = None) -> 
 
     loaded = AuditResult.load(result)
     verdict = loaded.judge(
-        _changed(loaded.record.config.policy, max_ssim, limit)
+        read.changed(loaded.record.config.policy, max_ssim, limit)
         if max_ssim is not None or limit
         else loaded.record.config.policy
     )
@@ -278,13 +299,30 @@ def _way_out(error: Exception) -> tuple[str, str, int]:
     return "inconclusive", "internal error, please report it", 3
 
 
-def _finish(result: AuditResult, out: Path, redact: Redact) -> int:
-    place = result.save(out, redact=redact)
+def _finish(
+    result: AuditResult, out: Path, redact: Redact, *, pdf: bool = False
+) -> int:
+    """Show, save and judge. A PDF that cannot be drawn takes nothing from the rest."""
     show_attacks(result)
     show_findings(result.record.inventory)
-    say(f"Report: {place / 'report.html' if place.is_dir() else place}")
+    for place in [out, out / "report.pdf"] if pdf else [out]:
+        try:
+            _save(result, place, redact)
+        except (MissingDependencyError, ReportError) as error:
+            if place.suffix != ".pdf":
+                raise
+            say(str(error))
     _explain(result.verdict)
     return result.verdict.exit_code
+
+
+def _save(result: AuditResult, out: Path, redact: Redact) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        place = result.save(out, redact=redact)
+    for warning in caught:
+        say(str(warning.message))
+    say(f"Report: {place / 'report.html' if place.is_dir() else place}")
 
 
 def _explain(verdict: Verdict) -> None:
@@ -296,10 +334,12 @@ def _explain(verdict: Verdict) -> None:
 def _check_out(out: Path) -> None:
     """Before an audit of minutes, not after it."""
     if out.suffix.lower() not in ("", ".html", ".json", ".pdf"):
-        raise _bad("--out", "a folder (no suffix), .html, .pdf or .json", str(out))
+        raise read.bad("--out", "a folder (no suffix), .html, .pdf or .json", str(out))
     if out.is_dir() if out.suffix else out.is_file():
         kind = "file" if out.suffix else "folder"
-        raise _bad("--out", f"a {kind}", f"{out}, which is there and is something else")
+        raise read.bad(
+            "--out", f"a {kind}", f"{out}, which is there and is something else"
+        )
 
 
 def _build(spec: str, weights: Path | None) -> Any:
@@ -310,60 +350,3 @@ def _build(spec: str, weights: Path | None) -> Any:
         for note in load_weights(model, weights):
             say(note)
     return model
-
-
-def _policy(max_ssim: float | None, limit: list[str] | None) -> Policy:
-    from privaudit.verdict import Policy
-
-    return _changed(Policy(), max_ssim, limit)
-
-
-def _changed(policy: Policy, max_ssim: float | None, limit: list[str] | None) -> Policy:
-    if max_ssim is not None:
-        policy = policy.with_limit("ssim", max_ssim)
-    for entry in limit or []:
-        metric, equals, value = entry.partition("=")
-        if not equals:
-            raise _bad("--limit", "metric=number", entry)
-        policy = policy.with_limit(metric.strip(), _number(value, "--limit"))
-    return policy
-
-
-def _budget(text: str) -> Any:
-    from privaudit.config import Budget
-
-    if not text.replace(".", "", 1).isdecimal():
-        return text
-    if float(text) == 0:
-        raise _bad("--budget", "quick, standard, thorough, or seconds above 0", text)
-    return Budget(seconds=float(text))
-
-
-def _numbers(text: str | None, name: str) -> list[float] | None:
-    if text is None:
-        return None
-    return [_number(word, f"--{name}") for word in _words(text)]
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _bad(where, "numbers", text) from None
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    sides = text.lower().split("x")
-    if not all(s.isdecimal() and int(s) > 0 for s in sides) or len(sides) > 2:
-        raise _bad("--size", "N or HEIGHTxWIDTH", text)
-    return int(sides[0]), int(sides[-1])
-
-
-def _bad(where: str, expected: str, got: str) -> ConfigError:
-    return ConfigError(where, expected=expected, got=repr(got), hint="See --help.")
-
-
-def _words(text: str) -> list[Any]:
-    return [w for w in text.replace(",", " ").split() if w]

@@ -164,8 +164,9 @@ class AuditResult:
     def save(self, path: str | Path, *, redact: Redaction = "none") -> Path:
         """Write the result; the form goes by the suffix.
 
-        ``.json``: the record alone · ``.html``: one self-contained page · a folder
-        (no suffix): result.json, images/ and report.html. Files get mode 0600.
+        ``.json``: the record alone · ``.html``: one self-contained page · ``.pdf``:
+        the same on paper, the record attached (extra ``pdf``) · a folder (no suffix):
+        result.json, images/ and report.html, no PDF. Files get mode 0600.
 
         Args:
             path: Where to.
@@ -174,6 +175,7 @@ class AuditResult:
 
         Raises:
             ReportError: Unknown suffix, or the place cannot be written.
+            MissingDependencyError: No PDF engine here; the HTML was written instead.
         """
         from privaudit.report import write
 

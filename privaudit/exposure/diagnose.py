@@ -27,6 +27,8 @@ def explain_step_failure(
         return error
     where = innermost_module(error, model)
     text = str(error).split("\n")[0].split(". Hint:")[0]
+    if not isinstance(error, RuntimeError):
+        text = f"{type(error).__name__}: {text}"
     if "Expected more than 1" in text:
         return _one_value(where, text)
     if plain is None:

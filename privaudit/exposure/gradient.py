@@ -91,7 +91,7 @@ class GradientExposure:
             raise explain_step_failure(
                 error, model, self._plain(model, batch)
             ) from error
-        except ValueError as error:
+        except Exception as error:
             raise explain_step_failure(error, model, None) from error
         _require_finite(gradients)
         shape = tuple(batch.images.shape[1:])
@@ -179,7 +179,7 @@ class GradientExposure:
             try:
                 with recorder:
                     result = run()
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:
                 if self.training_step is not None:
                     raise
                 raise explain_step_failure(error, model, run) from error

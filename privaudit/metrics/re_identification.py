@@ -45,4 +45,4 @@ class ReIdentification(Metric):
             nearest = apart <= apart.min()
             alike = bool((flat[nearest] == flat[index]).all())
             hits += bool(nearest[index]) and (int(nearest.sum()) == 1 or alike)
-        return torch.tensor([hits / len(truth)])
+        return torch.tensor([hits / len(truth)], dtype=torch.float64)

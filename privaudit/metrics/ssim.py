@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from privaudit.metrics.base import Metric
 
 if TYPE_CHECKING:
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 
 WINDOW = 11
 SIGMA = 1.5
+_AT_ONCE = 8
+"""Pairs in one call: the windows of a pair take some hundred times its memory."""
 
 
 class Ssim(Metric):
@@ -40,16 +44,17 @@ class Ssim(Metric):
 
         if min(truth.shape[-2:]) < WINDOW:
             return truth.new_full((len(truth),), float("nan"))
-        # Variances are differences of large numbers: in float32 values pass 1.
-        value = structural_similarity_index_measure(
-            guess.double(),
-            truth.double(),
-            gaussian_kernel=True,
-            sigma=SIGMA,
-            data_range=1.0,
-            reduction="none",
-        )
-        if isinstance(value, tuple):
-            value = value[0]
-        # Rounding may step a hair beyond the bounds of the definition.
-        return value.reshape(len(truth)).clamp(-1, 1).clamp(-1.0, 1.0)
+        values = []
+        for start in range(0, len(truth), _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            value = structural_similarity_index_measure(
+                guess[rows],
+                truth[rows],
+                gaussian_kernel=True,
+                sigma=SIGMA,
+                data_range=1.0,
+                reduction="none",
+            )
+            values.append((value[0] if isinstance(value, tuple) else value).reshape(-1))
+        # Variances are differences of large numbers: rounding may pass the bounds.
+        return torch.cat(values).clamp(-1.0, 1.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from privaudit import Auditor, Client, Knowledge
@@ -42,7 +44,7 @@ def guess(net: nn.Module, labels: list[int]) -> LabelGuess:
 
 @pytest.mark.parametrize(
     "labels",
-    [[1, 1, 3], [1, 1, 1], [0, 9], [2, 2, 2, 2, 7, 7, 0, 9], [4] * 12, [5]],
+    [[1, 1, 3], [1, 1, 1], [0, 9], [2, 2, 2, 2, 7, 7, 0, 9], [4] * 6, [5]],
     ids=str,
 )
 def test_counts_and_not_only_a_set(labels: list[int]) -> None:
@@ -50,6 +52,16 @@ def test_counts_and_not_only_a_set(labels: list[int]) -> None:
     assert found.labels is not None, found.reason
     assert found.labels.tolist() == sorted(labels)
     assert 0 < found.confidence <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 9), min_size=1, max_size=16),
+    gain=st.sampled_from([0.05, 0.3, 1.0, 3.0, 40.0]),
+)
+def test_right_or_refused_but_never_wrong(labels: list[int], gain: float) -> None:
+    found = guess(model(gain=gain), labels)
+    assert found.labels is None or found.labels.tolist() == sorted(labels)
 
 
 @pytest.mark.parametrize("label", range(10))

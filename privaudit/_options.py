@@ -1,0 +1,75 @@
+"""What the words behind command-line options mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privaudit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from privaudit.verdict import Policy
+
+
+def policy(max_ssim: float | None, limit: list[str] | None) -> Policy:
+    """The default limits with those of the options."""
+    from privaudit.verdict import Policy
+
+    return changed(Policy(), max_ssim, limit)
+
+
+def changed(policy: Policy, max_ssim: float | None, limit: list[str] | None) -> Policy:
+    """``policy`` with the limits of the options."""
+    if max_ssim is not None:
+        policy = policy.with_limit("ssim", max_ssim)
+    for entry in limit or []:
+        metric, equals, value = entry.partition("=")
+        if not equals:
+            raise bad("--limit", "metric=number", entry)
+        policy = policy.with_limit(metric.strip(), number(value, "--limit"))
+    return policy
+
+
+def budget(text: str) -> Any:
+    """A preset name, or seconds."""
+    from privaudit.config import Budget
+
+    if not text.replace(".", "", 1).isdecimal():
+        return text
+    if float(text) == 0:
+        raise bad("--budget", "quick, standard, thorough, or seconds above 0", text)
+    return Budget(seconds=float(text))
+
+
+def numbers(text: str | None, name: str) -> list[float] | None:
+    """One number per channel."""
+    if text is None:
+        return None
+    return [number(word, f"--{name}") for word in words(text)]
+
+
+def number(text: str, where: str) -> float:
+    """A number, or an error that names the option."""
+    try:
+        return float(text)
+    except ValueError:
+        raise bad(where, "numbers", text) from None
+
+
+def size(text: str | None) -> tuple[int, int] | None:
+    """(height, width)."""
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if not all(s.isdecimal() and int(s) > 0 for s in sides) or len(sides) > 2:
+        raise bad("--size", "N or HEIGHTxWIDTH", text)
+    return int(sides[0]), int(sides[-1])
+
+
+def bad(where: str, expected: str, got: str) -> ConfigError:
+    """An error about one option."""
+    return ConfigError(where, expected=expected, got=repr(got), hint="See --help.")
+
+
+def words(text: str) -> list[Any]:
+    """Parts between commas and spaces."""
+    return [w for w in text.replace(",", " ").split() if w]
