@@ -239,6 +239,7 @@ class AuditRecord(Record):
             self.positive_control,
             self.unrelated,
             truth_known=self.truth_known,
+            truth_error=self.preflight.loss_at_truth,
         )
 
 
@@ -249,11 +250,13 @@ def gather_evidence(
     unrelated: list[UnrelatedPairs],
     *,
     truth_known: bool = True,
+    truth_error: float | None = None,
 ) -> Evidence:
     """What the judge gets to see: scores, states and controls."""
     return Evidence(
         samples=samples,
         truth_known=truth_known,
+        truth_error=truth_error,
         attacks=[a.evidence for a in attacks],
         positive_control=control
         and ControlEvidence(passed=control.passed, detail=control.detail),

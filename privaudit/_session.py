@@ -91,7 +91,13 @@ class Session:
             seed=self.config.seed,
         )
         pairs, stranger = self._unrelated(pictures)
-        evidence = gather_evidence(len(self.sample.images), records, control, pairs)
+        evidence = gather_evidence(
+            len(self.sample.images),
+            records,
+            control,
+            pairs,
+            truth_error=check.loss_at_truth,
+        )
         verdict = judge(evidence, self.config.policy)
         worst = verdict.worst.get("ssim")
         shown = 0 if worst is None or worst.sample is None else worst.sample

@@ -118,13 +118,16 @@ def structure_of(
     if isinstance(known, Structure):
         return known
     shared_parameters(target.model)
+    size = observation.batch_size
     labels = target.knowledge.labels
-    labels = torch.zeros(1, dtype=torch.long) if labels is None else labels[:1]
+    labels = torch.zeros(size, dtype=torch.long) if labels is None else labels
     device = next(target.model.parameters()).device
-    inputs = InputMap(target, observation.image_shape, labels.to(device))
-    image = torch.rand(1, *observation.image_shape, generator=generator).to(device)
+    labels = labels.to(device)
+    inputs = InputMap(target, observation.image_shape, labels[:1])
+    shape = (size, *observation.image_shape)
+    image = torch.rand(shape, generator=generator).to(device)
     tracer = Tracer(target.model)
-    batch = Batch(image.requires_grad_(), inputs.labels)
+    batch = Batch(image.requires_grad_(), labels)
     loss, logits, tape = target.exposure.trace(target.model, batch, tracer)
     found = Structure(
         inputs,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from privaudit.attacks._masks import Reading, read_mask
 from privaudit.attacks._minimise import Schedule
-from privaudit.attacks._scene import Scene
 from privaudit.attacks._search import (
     Masks,
     Plan,
@@ -74,7 +73,7 @@ class DropoutInversion(Attack):
         """See :class:`~privaudit.attacks.base.Attack`."""
         scene = scene_of(target, observation, generator)
         matching = matching_of(scene, self.prior_weight)
-        blank = _blank_tape(scene)
+        blank = scene.structure.tape
         unknown = [i for i, d in enumerate(blank) if d.is_mask and 0 < (d.p or 0) < 1]
         draws = [blank.draws[i] for i in unknown]
         readings: list[Reading | None] = [None] * len(unknown)
@@ -152,17 +151,6 @@ class _Rates:
             for p, m in zip(self._rates, masks, strict=True)
         ]
         return self._weight * torch.stack(parts).sum()
-
-
-def _blank_tape(scene: Scene) -> Tape:
-    """The draws of a step on the client's batch size, every mask keeping all."""
-    size = scene.observation.batch_size
-    if size == 1:
-        return scene.structure.tape
-    grey = scene.structure.inputs.blank().expand(size, -1, -1, -1)
-    target = scene.target
-    batch = Batch(grey, scene.labels)
-    return target.exposure.trace(target.model, batch, lambda *_: None)[2]
 
 
 def _still(tape: Tape) -> list[Tensor | None]:

@@ -29,6 +29,16 @@ def no_truth() -> Cause:
     )
 
 
+def truth_not_reached(error: float) -> Cause:
+    """Not even the true images give the observed gradient: the audit is void."""
+    return Cause(
+        code="truth-not-reached",
+        text=f"at the true images the recomputed gradient is off by {error:.1e}",
+        remedy="Something random or stateful in the step is not replayed, so no attack "
+        "could match it: see the findings, and mend that first.",
+    )
+
+
 def nothing_ran(attacks: list[AttackEvidence]) -> Cause:
     """Every attack was skipped or missing."""
     listed = "; ".join(f"{a.label}: {a.reason or a.state}" for a in attacks)

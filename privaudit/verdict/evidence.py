@@ -77,6 +77,8 @@ class Evidence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: int = Field(ge=0)
+    truth_error: float | None = None
+    """Relative error of the gradient that the audit recomputes at the truth."""
     truth_known: bool = True
     """False where nobody gave the images: nothing is scored, and nothing cleared."""
     attacks: list[AttackEvidence] = Field(default_factory=list)

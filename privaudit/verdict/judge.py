@@ -18,6 +18,7 @@ from privaudit.verdict.policy import (
     MIN_CONTROL_PAIRS,
     MIN_IMAGES_FOR_RE_IDENTIFICATION,
     RE_IDENTIFICATION,
+    TRUTH_TOLERANCE,
     Limit,
     Policy,
     Strength,
@@ -102,6 +103,8 @@ def _doubts(
     required = [a for a in attacks if a.required]
     if not evidence.truth_known:
         yield say.no_truth()
+    if evidence.truth_error is not None and not evidence.truth_error <= TRUTH_TOLERANCE:
+        yield say.truth_not_reached(evidence.truth_error)
     if not any(a.state in RAN for a in required):
         yield say.no_required_attack()
     for attack in required:

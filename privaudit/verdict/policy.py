@@ -17,6 +17,8 @@ GRADIENT_MATCH = "gradient_match"
 """Relative error of the whole recomputed gradient: what can be measured without the
 truth. The only value that may decide there, and it can only say "leaks"."""
 MIN_CONTROL_PAIRS = 20
+TRUTH_TOLERANCE = 1e-3
+"""Above rounding in deep float32 networks, below anything a mask could change."""
 MIN_IMAGES_FOR_RE_IDENTIFICATION = 20
 CHANCE_FACTOR = 5.0
 

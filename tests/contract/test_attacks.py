@@ -198,24 +198,19 @@ def test_the_search_for_the_truth_would_find_it() -> None:
 
 def test_nothing_but_the_gradient_depends_on_the_image() -> None:
     """Scale and sign cannot come from the truth: two images, one set of facts."""
-    one, other = _given(picture(0)), _given(picture(1))
-    facts = []
-    for given in (one, other):
+    facts, plain = [], []
+    for given in (_given(picture(0)), _given(picture(1))):
         given.pop("secrets")
-        observation = given["observation"]
+        observation = given.pop("observation")
         assert isinstance(observation, Observation)
-        given["observation"] = (observation.batch_size, observation.image_shape)
-        given["names"] = list(observation.gradients)
-        facts.append(
-            {w: t for w, t in tensors(given)} | {"plain": repr(given["observation"])}  # type: ignore[dict-item]
-        )
-        shared = [n for n, _ in leaky().named_parameters()]
-        assert given["names"] == shared
+        names = list(observation.gradients)
+        assert names == [n for n, _ in leaky().named_parameters()]
+        plain.append((names, observation.batch_size, observation.image_shape))
+        facts.append(dict(tensors(given)))
+    assert plain[0] == plain[1]
     assert list(facts[0]) == list(facts[1])
     for where, value in facts[0].items():
-        same = facts[1][where]
-        equal = torch.equal(value, same) if isinstance(value, Tensor) else value == same
-        assert equal, f"{where} depends on the image"
+        assert torch.equal(value, facts[1][where]), f"{where} depends on the image"
 
 
 def test_a_zero_gradient_is_never_exact_and_never_nan(attack: Attack) -> None:
@@ -243,8 +238,8 @@ def test_settings_survive_json(attack: Attack) -> None:
 
 
 def test_refuses_what_it_does_not_know(attack: Attack) -> None:
-    with pytest.raises(ValidationError, match="extra_forbidden|not permitted"):
-        type(attack)(no_such_setting=1)
+    with pytest.raises(ValidationError, match="not permitted"):
+        type(attack).model_validate({"no_such_setting": 1})
     for name in type(attack).model_fields:
         with pytest.raises(ValidationError):
             type(attack)(**{name: object()})

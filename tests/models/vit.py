@@ -73,7 +73,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         joined = torch.cat([part(x) for part in self.parts], -1)
         q, k, v = (
-            t.unflatten(-1, (4, -1)).transpose(1, 2) for t in joined.chunk(3, -1)
+            t.unflatten(-1, (4, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
+            for t in joined.chunk(3, -1)
         )
         p = self.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p)
@@ -122,6 +123,13 @@ class SmallViT(nn.Module):
         self.drop_patch, self.drop = nn.Dropout(kind.p_patch), nn.Dropout(kind.p_embed)
         self.layers = nn.Sequential(*(Layer(kind) for _ in range(3)))
         self.norm, self.head = nn.LayerNorm(size), nn.Linear(size, 10)
+
+    @property
+    def first_layer(self) -> Layer:
+        """The block that the attention form reads."""
+        found = self.layers[0]
+        assert isinstance(found, Layer)
+        return found
 
     def embed(self, x: Tensor) -> Tensor:
         if not self.kind.linear:

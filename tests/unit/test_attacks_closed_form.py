@@ -174,6 +174,7 @@ class Front(nn.Module):
         return self.model(self.front(x))  # type: ignore[no-any-return]
 
 
+MIX = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]])
 FRONTS: dict[str, Callable[[Tensor], Tensor]] = {
     "normalises": lambda x: (x - 0.48) / 0.27,
     "transposes": lambda x: x.permute(0, 1, 3, 2),
@@ -185,7 +186,6 @@ FRONTS: dict[str, Callable[[Tensor], Tensor]] = {
     "mixes channels": lambda x: torch.einsum("dc,bchw->bdhw", MIX, x),
     "pads and crops": lambda x: F.pad(x, (2, 2, 2, 2), "reflect")[..., 2:-2, 2:-2],
 }
-MIX = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]])
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -251,7 +251,7 @@ def test_position_embedding(settings: dict[str, object]) -> None:
 def test_attention(settings: dict[str, object], p: float, affine: bool) -> None:
     model = small_vit(position="frozen", p_embed=0.0, p=p, **settings)
     if affine:
-        norm = model.layers[0].norm1
+        norm = model.first_layer.norm1
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             norm.weight.add_(0.2 * torch.randn(norm.weight.shape, generator=generator))
@@ -262,9 +262,9 @@ def test_attention(settings: dict[str, object], p: float, affine: bool) -> None:
 
 def test_a_frozen_projection_leaves_the_others() -> None:
     model = small_vit(position="frozen", p_embed=0.0, separate=True)
-    model.layers[0].attention.parts[2].requires_grad_(False)
+    model.first_layer.attention.parts[2].requires_grad_(False)
     is_exact(attack(model), ATTENTION)
-    for part in model.layers[0].attention.parts:
+    for part in model.first_layer.attention.parts:
         part.requires_grad_(False)
     assert "not shared" in attack(model).why(ATTENTION)
 
@@ -341,13 +341,15 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.layer(x.flatten(1)).tanh()
         back = hidden @ self.layer.weight
-        return self.head(hidden) + back.mean(1, keepdim=True)  # type: ignore[no-any-return]
+        out: Tensor = self.head(hidden) + back.mean(1, keepdim=True)
+        return out
 
 
 class PatchTwice(SmallViT):
     def forward(self, x: Tensor) -> Tensor:
         again = self.patch(x.flip(-1)).mean((2, 3))[:, :10]
-        return super().forward(x) + again
+        out: Tensor = super().forward(x) + again
+        return out
 
 
 @pytest.mark.parametrize("build", [Twice, Tied])
@@ -476,6 +478,7 @@ def test_any_loss(name: str, form: str) -> None:
 @pytest.mark.parametrize("form", [BIAS, NO_BIAS, POSITION])
 def test_a_training_step_of_the_users_own(form: str) -> None:
     def step(model: nn.Module, inputs: Tensor, labels: Tensor | None) -> Tensor:
+        assert labels is not None
         return 2 * F.cross_entropy(model(inputs), labels) + 0.1
 
     model = small_vit() if form == POSITION else perceptron(bias=form == BIAS)

@@ -56,7 +56,8 @@ class Crippled(Attack):
         noise = torch.rand(
             observation.batch_size, *observation.image_shape, generator=generator
         )
-        return _answer(self.trick, noise)
+        answer: Reconstruction = _answer(self.trick, noise)
+        return answer
 
 
 class CrippledFactorization(Crippled):
@@ -103,7 +104,7 @@ def _answer(trick: str, noise: Tensor) -> Any:
 def dead() -> nn.Module:
     model = leaky()
     model[2] = nn.ReLU()  # type: ignore[operator]
-    nn.init.constant_(model[1].bias, -1000.0)  # type: ignore[index, arg-type, union-attr]
+    nn.init.constant_(model[1].bias, -1000.0)  # type: ignore[index]
     return model
 
 

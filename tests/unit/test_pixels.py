@@ -31,7 +31,9 @@ def test_there_and_back(mean: list[float], std: list[float]) -> None:
     assert torch.allclose(normal.invert(normal.apply(IMAGES)), IMAGES, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [float, list, tuple, np.float32, np.array, torch.tensor])
+@pytest.mark.parametrize(
+    "kind", [float, list, tuple, np.float32, np.array, torch.tensor]
+)
 def test_numbers_of_many_kinds(kind: Any) -> None:
     value = kind([0.5]) if kind in (list, tuple, np.array, torch.tensor) else kind(0.5)
     assert Normalisation.of(value, value) == Normalisation.of(0.5, 0.5) or (
@@ -92,7 +94,11 @@ def audit(images: Tensor, mean: Any, std: Any) -> tuple[Tensor, list[str], float
     result = auditor.audit((images, [1, 2]))
     notes = [f.text for f in result.record.inventory.findings if f.code == "input-note"]
     assert result.attacks["closed_form"].state == "exact"
-    return result.attacks["closed_form"].reconstructions, notes, result.worst["ssim"].value
+    return (
+        result.attacks["closed_form"].reconstructions,
+        notes,
+        result.worst["ssim"].value,
+    )
 
 
 def test_normalised_input_with_mean_and_std_is_mapped_back_and_said() -> None:

@@ -38,7 +38,9 @@ def saved(result: AuditResult, tmp_path: Path) -> Path:
     return result.save(tmp_path / "out")
 
 
-def test_reconstructions_are_floats_in_memory_and_not_rounded(result: AuditResult) -> None:
+def test_reconstructions_are_floats_in_memory_and_not_rounded(
+    result: AuditResult,
+) -> None:
     found = result.attacks["closed_form"].reconstructions
     truth = shipped_images(3, SHAPE)[1:]
     assert found.dtype == torch.float32
@@ -174,7 +176,9 @@ def test_pictures_outside_the_folder_are_not_read(saved: Path) -> None:
 
 @pytest.mark.parametrize("limit", [None, 0.1, 0.5, 0.9, 0.9999, 1.0])
 @pytest.mark.parametrize("size", [1, None])
-def test_passed_is_what_the_gate_would_say(limit: float | None, size: int | None) -> None:
+def test_passed_is_what_the_gate_would_say(
+    limit: float | None, size: int | None
+) -> None:
     found = make(size=size)
     policy = Policy() if limit is None else Policy().with_limit("ssim", limit)
     code = judge(found.record.evidence(), policy).exit_code

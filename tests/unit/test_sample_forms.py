@@ -21,7 +21,9 @@ IMAGES = torch.rand(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 BYTES = (IMAGES * 255).round().byte()
 
 
-def read(sample: Any, channels: int | None = 3, mean: Any = None, std: Any = None) -> Sample:
+def read(
+    sample: Any, channels: int | None = 3, mean: Any = None, std: Any = None
+) -> Sample:
     return read_sample(sample, Normalisation.of(mean, std), channels=channels)[0]
 
 
@@ -143,7 +145,9 @@ def refused(sample: Any, match: str, **settings: Any) -> ConfigError:
 
 
 def test_hard_case_8() -> None:
-    refused([torch.zeros(4, 8, 8)], r"image 0: expected 3 channels.*RGBA \(4 channels\)")
+    refused(
+        [torch.zeros(4, 8, 8)], r"image 0: expected 3 channels.*RGBA \(4 channels\)"
+    )
     refused([torch.zeros(1, 8, 8)], r"image 0: .* got grey \(1 channels\)")
     refused([torch.zeros(8, 8, 3)], r"got channels last \(HWC\): \(8, 8, 3\)")
     refused(torch.zeros(1, 8, 8, 3), r"channels last \(HWC\).*permute\(2, 0, 1\)")
@@ -205,7 +209,9 @@ def test_a_picture_too_large_to_be_meant_is_skipped(
 
 def test_the_audit_lists_what_it_skipped(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"not a picture")
-    model = nn.Sequential(nn.Flatten(), nn.Linear(432, 16), nn.GELU(), nn.Linear(16, 10))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(432, 16), nn.GELU(), nn.Linear(16, 10)
+    )
     auditor = Auditor(model, client=Client(batch_size=1), attacks=["closed_form"])
     result = auditor.audit(([files[0], tmp_path / "bad.png", files[1]], [1, 2, 3]))
     assert [s.name for s in result.record.skipped_inputs] == ["bad.png"]
@@ -295,7 +301,9 @@ def test_labels_that_cannot_be(labels: Any, match: str) -> None:
 
 
 def test_labels_left_out_are_the_models_own_and_said() -> None:
-    auditor = Auditor(perceptron(), client=Client(batch_size=1), attacks=["closed_form"])
+    auditor = Auditor(
+        perceptron(), client=Client(batch_size=1), attacks=["closed_form"]
+    )
     result = auditor.audit(IMAGES)
     assert {s.label_source for s in result.record.samples} == {"model's own argmax"}
     assert "labels-from-model" in {f.code for f in result.record.inventory.findings}

@@ -67,6 +67,7 @@ class Row:
     causes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     truth: bool = True
+    truth_error: float | None = None
 
 
 NOT_APPLICABLE: dict[str, Any] = {"state": "skipped", "skip": "not applicable"}
@@ -575,6 +576,43 @@ ROWS = [
         causes=("no-truth",),
         truth=False,
     ),
+    # the audit must be able to see the truth
+    Row(
+        "the truth itself does not give the gradient",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "at the true images the recomputed gradient is off by 2.0e-01",
+        truth_error=0.2,
+        causes=("truth-not-reached",),
+    ),
+    Row(
+        "a truth that is not a number",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "off by nan",
+        truth_error=float("nan"),
+        causes=("truth-not-reached",),
+    ),
+    Row(
+        "a leak stays a leak where the truth is not reached",
+        [attack(0.9)],
+        "leaks",
+        1,
+        "ssim 0.9000",
+        truth_error=0.2,
+        causes=("truth-not-reached",),
+    ),
+    Row(
+        "rounding at the truth is no doubt",
+        [attack(0.1)],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+        truth_error=1e-3,
+    ),
 ]
 
 
@@ -583,6 +621,7 @@ def test_verdict(row: Row) -> None:
     evidence = Evidence(
         samples=row.samples,
         truth_known=row.truth,
+        truth_error=row.truth_error,
         attacks=row.attacks,
         positive_control=row.control,
         unrelated=row.unrelated,
