@@ -178,14 +178,15 @@ def _converged(
     attack: Attack, outcome: Reconstruction, target: Target, client: Client
 ) -> Reconstruction:
     """Tell "converged" from "plateau" by the matching loss at the truth."""
-    search = outcome.search
-    if search is None or not client.masks_known:
-        return outcome
-    truth = attack.loss_at(
-        target, client.step.observation, client.batch, client.step.tape
-    )
-    if truth is None:
-        return outcome
+    search, truth = outcome.search, None
+    if search is not None and client.masks_known:
+        truth = attack.loss_at(
+            target, client.step.observation, client.batch, client.step.tape
+        )
+    if search is None or truth is None:
+        # A claim that nothing can be held against is worth no more than an end.
+        claimed = outcome.state == "converged"
+        return replace(outcome, state="plateau") if claimed else outcome
     state = outcome.state
     gap = CONVERGED * (search.loss_start - truth)
     if state == "plateau" and search.loss_final - truth <= gap:
@@ -209,6 +210,9 @@ def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconst
         return replace(outcome, images=None, state="failed", reason=fault)
     if outcome.state == "skipped":
         return replace(outcome, state="failed", reason="says skipped, gives images")
+    if not any(bool(g.any()) for g in client.step.observation.gradients.values()):
+        reason = "no information: the whole gradient is zero, whatever the image"
+        return replace(outcome, state="failed", reason=reason)
     return _verified(outcome, target, client) if outcome.state == "exact" else outcome
 
 
@@ -238,16 +242,13 @@ def _verified(
     apart = observation_error(target, client, images) if images is not None else 0.0
     if apart > CLAIM_TOLERANCE and outcome.search is not None:
         # Masks of its own making explain the gradient as well as the client's do.
-        return replace(outcome, state="converged", residual=apart)
+        return replace(outcome, state=_short_of_exact(outcome), residual=apart)
     if images is None or apart > CLAIM_TOLERANCE:
         reason = (
             "claims an exact match, but the client's step on it gives another gradient "
             f"(relative error {apart:.1e})"
         )
         return replace(outcome, state="failed", reason=reason, residual=apart)
-    if not any(bool(g.any()) for g in client.step.observation.gradients.values()):
-        reason = "no information: the whole gradient is zero, whatever the image"
-        return replace(outcome, state="failed", reason=reason)
     if _furthest(client.batch.images, images) > SAME_IMAGE_MSE:
         reason = (
             "matches the observation, but so does the client's own image, which is "
@@ -257,17 +258,21 @@ def _verified(
     return outcome
 
 
+def _short_of_exact(outcome: Reconstruction) -> AttackState:
+    """Converged only where the loss at the truth could be held against the search."""
+    search = outcome.search
+    known = search is not None and search.loss_truth is not None
+    return "converged" if known else "plateau"
+
+
 def _verified_by_image(outcome: Reconstruction, client: Client) -> Reconstruction:
     """Without the client's masks, exact means that it is the client's image."""
     images = outcome.images
-    if not any(bool(g.any()) for g in client.step.observation.gradients.values()):
-        reason = "no information: the whole gradient is zero, whatever the image"
-        return replace(outcome, state="failed", reason=reason)
     if images is not None and _furthest(client.batch.images, images) <= SAME_IMAGE_MSE:
         return outcome
     if outcome.search is not None:
         # Masks of its own making explain the gradient as well as the client's do.
-        return replace(outcome, state="converged")
+        return replace(outcome, state=_short_of_exact(outcome))
     reason = "claims an exact match, but it is another image than the client's"
     return replace(outcome, state="failed", reason=reason)
 

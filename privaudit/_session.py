@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from privaudit import _labels
 from privaudit._controls import positive_control, shipped_images
+from privaudit._ladder import GRADIENT_LADDER, absent
 from privaudit._pixels import Normalisation
 from privaudit._preflight import preflight
 from privaudit._provenance import provenance
@@ -21,7 +22,6 @@ from privaudit._sample import Sample, read_sample
 from privaudit._scoring import Pictures, attack_record, ladder_records
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit.attacks import Attack
-from privaudit.attacks.ladder import absent
 from privaudit.config import AuditConfig
 from privaudit.exposure import GradientExposure
 from privaudit.exposure.output import input_keyword
@@ -172,7 +172,7 @@ class Session:
                 ),
                 title=name.replace("_", " ").capitalize(),
             )
-            for name, reason in reasons.items()
+            for name, reason in sorted(reasons.items(), key=_rung)
         ]
 
     def _other_clients(self) -> list[Client]:
@@ -325,6 +325,13 @@ def _eval_pass(
         return exposure.census(model, images[:1], train=False)
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None, None
+
+
+def _rung(entry: tuple[str, str]) -> int:
+    """Place on the ladder; what is not on it comes last."""
+    name = entry[0]
+    known = name in GRADIENT_LADDER
+    return GRADIENT_LADDER.index(name) if known else len(GRADIENT_LADDER)
 
 
 def _decides(attack: Attack) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit._guard import pristine
+from privaudit._ladder import choose
 from privaudit._pixels import Normalisation
 from privaudit._session import Session, open_session
-from privaudit.attacks.ladder import choose
 from privaudit.config import AuditConfig, Budget, Client, Knowledge, resolve_budget
 from privaudit.errors import ConfigError
 from privaudit.exposure import unwrap

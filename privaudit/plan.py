@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from privaudit.attacks.ladder import absent
+from privaudit._ladder import absent
 from privaudit.config import Budget
 
 if TYPE_CHECKING:

@@ -3,5 +3,10 @@
 from privaudit._plugin import collect
 from privaudit.attacks.base import Attack as Attack
 from privaudit.attacks.closed_form import ClosedForm as ClosedForm
+from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInversion
+from privaudit.attacks.inverting_gradients import (
+    InvertingGradients as InvertingGradients,
+)
+from privaudit.attacks.well_informed import WellInformed as WellInformed
 
 ATTACKS = collect(Attack, globals())  # type: ignore[type-abstract]

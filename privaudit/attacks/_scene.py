@@ -113,14 +113,17 @@ class Scene:
 def structure_of(
     target: Target, observation: Observation, generator: torch.Generator
 ) -> Structure:
-    """Look at the model once per audit: the structure is the same for every client."""
-    known = target.memory.get(Structure.__name__)
+    """Look at the model once per audit: clients of one size see the same structure."""
+    key = f"{Structure.__name__} of {observation.batch_size}"
+    known = target.memory.get(key)
     if isinstance(known, Structure):
         return known
     shared_parameters(target.model)
     size = observation.batch_size
     labels = target.knowledge.labels
     labels = torch.zeros(size, dtype=torch.long) if labels is None else labels
+    if target.exposure.is_classification and not labels.is_floating_point():
+        labels = labels.clamp_min(0)  # an ignored label (-100) would hide all
     device = next(target.model.parameters()).device
     labels = labels.to(device)
     inputs = InputMap(target, observation.image_shape, labels[:1])
@@ -138,5 +141,5 @@ def structure_of(
         loss,
         logits,
     )
-    target.memory[Structure.__name__] = found
+    target.memory[key] = found
     return found

@@ -44,6 +44,7 @@ class DropoutInversion(Attack):
     source: ClassVar[str] = "Scheliga 2023"
 
     base: Literal["inverting_gradients"] = "inverting_gradients"
+    """The attack that is extended by masks: without dropout it is this one."""
     initialisation: Initialisation = "bernoulli"
     """``bernoulli``: keep with 1 - p · ``normal_keep``: N(1 - p, 1/√n) ·
     ``normal_half``: N(.5, .25), for an unknown p, without Ω · ``analytical``: read

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from privaudit._controls import shipped_images
 from privaudit._pixels import Normalisation
+from privaudit._runner import Client, Clock, run
 from privaudit.attacks import Attack
 from privaudit.config import Budget
 from privaudit.exposure import ClientStep, GradientExposure
@@ -60,14 +61,13 @@ class Case:
     target: Target
 
     def attack(self, attack: Attack, seed: int = 0) -> Reconstruction:
-        """Run it as the audit does: masks are for diagnostic attacks only."""
-        masks = self.step.tape if attack.diagnostic else None
-        known = AttackerKnowledge(self.batch.labels, masks)
-        target = Target(self.model, self.target.exposure, known)
-        generator = torch.Generator().manual_seed(seed)
-        return attack.run(
-            target, self.step.observation, budget=BUDGET, generator=generator
-        )
+        """Run it as the audit does: masks for diagnostic ones only, claims checked."""
+        victim = Client(self.batch, self.step, range(1))
+        ran = run(
+            attack, self.target, [victim],
+            labels_known=True, clock=Clock(BUDGET), seed=seed,
+        )  # fmt: skip
+        return ran.outcomes[0]
 
 
 def case_of(model: nn.Module, images: Tensor | None = None) -> Case:

@@ -13,7 +13,7 @@ from privaudit import attacks as registry
 from privaudit._controls import shipped_images
 from privaudit.attacks import Attack, ClosedForm, ladder
 from privaudit.result import AuditResult
-from privaudit.types import Observation, Reconstruction, Target
+from privaudit.types import Observation, Reconstruction, Search, Target
 from tests.contract.cases import leaky, silent
 
 SHAPE = (3, 12, 12)
@@ -174,6 +174,37 @@ def test_an_image_that_any_gradient_allows_is_not_exact(
     assert control.passed
     assert result.attacks["closed_form"].state == "failed"
     check(result)
+
+
+@pytest.mark.parametrize("state", ["exact", "converged", "plateau"])
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_zero_gradient_is_no_evidence_however_an_attack_ends(
+    state: str, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "GRADIENT_LADDER", ("closed_form",))
+    _answers(monkeypatch, state, searched=searched)
+    check(audit(silent(), [Crippled(honest_on_controls=True)]))
+
+
+@pytest.mark.parametrize("state", ["exact", "converged"])
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_claim_without_proof_is_never_strong_evidence(
+    state: str, searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "GRADIENT_LADDER", ("closed_form",))
+    _answers(monkeypatch, state, searched=searched)
+    result = audit(leaky(), [Crippled(honest_on_controls=True)])
+    assert result.attacks["closed_form"].state in ("failed", "plateau")
+    assert result.verdict.strength != "strong"
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, state: str, *, searched: bool) -> None:
+    search = Search(1.0, 0.0, 10, 1, 10) if searched else None
+
+    def answer(_: Trick, noise: Tensor) -> Any:
+        return Reconstruction(noise, state, residual=0.0, search=search)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(f"{__name__}._answer", answer)
 
 
 def test_a_missing_rung_alone_keeps_the_word_back() -> None:

@@ -80,6 +80,14 @@ def test_a_confident_model_is_refused() -> None:
     assert "labels not recovered" in found.reason
 
 
+def test_counts_far_from_whole_numbers_are_refused() -> None:
+    """They add up here and would be wrong: only the rounding gives them away."""
+    for labels in ([9, 1, 9, 8, 0, 5, 7, 8], [6, 6, 1, 1, 5, 7, 5, 0]):
+        found = guess(model(gain=3.0), labels)
+        assert found.labels is None
+        assert "furthest from whole" in found.reason
+
+
 def test_a_certain_model_is_refused() -> None:
     net = model()
     with torch.no_grad():

@@ -16,6 +16,7 @@ from privaudit.attacks import ClosedForm
 from privaudit.errors import ConfigError, PrivauditError
 from privaudit.result import AuditResult
 from tests.contract.cases import leaky, silent
+from tests.models.vit import small_vit
 
 SHAPE = (3, 12, 12)
 
@@ -184,6 +185,16 @@ def test_a_label_that_is_ignored_gives_no_gradient_and_is_no_safety() -> None:
     assert ends == ["exact", "failed"]
     note = result.attacks["closed_form"].record.outcomes[1].note
     assert "no information" in note
+
+
+def test_an_ignored_label_of_one_client_does_not_hide_the_next() -> None:
+    """What was learnt of the model at the first client serves all others."""
+    auditor = Auditor(small_vit(), client=Client(batch_size=1), attacks=["closed_form"])
+    images = shipped_images(3, (3, 16, 16))[1:]
+    result = auditor.audit((images, torch.tensor([-100, 3])))
+    ends = [o.state for o in result.attacks["closed_form"].record.outcomes]
+    assert ends == ["failed", "exact"]
+    assert result.verdict.word == "leaks"
 
 
 def test_small_images_are_not_cleared_for_want_of_ssim() -> None:

@@ -95,7 +95,7 @@ def test_distance_and_attack_gradient_equal_the_reference(name: str) -> None:
     )
     flat = torch.cat([g.flatten() for g in step.observation.gradients.values()])
     guess = dense(predict(EXPOSURE, model, Batch(other, batch.labels), step.tape))
-    mine = torch.cat([guess[n].flatten() for n in step.observation.gradients])
+    mine = torch.cat([guess[n].flatten() for n in step.observation.gradients]).detach()
     plain = 1 - F.cosine_similarity(mine, flat, dim=0)
     assert float(slow) == pytest.approx(float(plain), rel=1e-6)
     assert float(fast) == pytest.approx(float(slow), rel=1e-6)
