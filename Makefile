@@ -8,7 +8,8 @@ DEMO_OUT ?= demo-report
 EXTRAS ?= dev
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
-PYTEST := $(OFFLINE) $(BIN)/python -m pytest
+# One worker per core, one thread each: workers with two threads get in each other's way.
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 # One stamp for each set of packages: newer than pyproject.toml means installed.
 CORE := $(VENV)/.stamp-core

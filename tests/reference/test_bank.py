@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from privaudit import Auditor, Budget, Client, Knowledge
-from privaudit.attacks import ladder
+from privaudit import _ladder as ladder
 from privaudit.result import AuditResult
 from tests.reference.bank import BANK, Known
 

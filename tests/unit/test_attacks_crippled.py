@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from privaudit import Auditor, Client
+from privaudit import _ladder as ladder
 from privaudit import attacks as registry
 from privaudit._controls import shipped_images
-from privaudit.attacks import Attack, ClosedForm, ladder
+from privaudit.attacks import Attack, ClosedForm
 from privaudit.result import AuditResult
 from privaudit.types import Observation, Reconstruction, Search, Target
 from tests.contract.cases import leaky, silent
