@@ -54,6 +54,7 @@ class Cell:
 
     @property
     def name(self) -> str:
+        """As users write it."""
         return f"{self.model}-{self.data}-{self.p:g}"
 
 

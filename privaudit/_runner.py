@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -48,6 +48,35 @@ class Client:
     step: ClientStep
     rows: range
     masks_known: bool = True
+
+    def held(self) -> Client:
+        """Itself: the step is there."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class WaitingClient:
+    """A client whose step is made when it is looked at, the same each time.
+
+    The gradients of many clients of a large model do not fit into memory together.
+    """
+
+    batch: Batch
+    make: Callable[[], ClientStep]
+    rows: range
+    masks_known: bool = True
+
+    @property
+    def step(self) -> ClientStep:
+        """Made anew at every look."""
+        return self.make()
+
+    def held(self) -> Client:
+        """The client with its step in hand."""
+        return Client(self.batch, self.make(), self.rows, self.masks_known)
+
+
+AnyClient = Client | WaitingClient
 
 
 @dataclass
@@ -118,7 +147,7 @@ class Run:
 def run(
     attack: Attack,
     target: Target,
-    clients: Sequence[Client],
+    clients: Sequence[AnyClient],
     *,
     labels_known: bool,
     clock: Clock,
@@ -134,7 +163,7 @@ def run(
                 _one(
                     attack,
                     target,
-                    client,
+                    client.held(),
                     labels_known,
                     share=share,
                     seed=seed + number,

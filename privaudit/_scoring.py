@@ -13,7 +13,7 @@ from torch import Tensor
 
 from privaudit._align import assignment, mask_scores
 from privaudit._pixels import to_png
-from privaudit._runner import Client, Run
+from privaudit._runner import AnyClient, Run
 from privaudit.metrics import METRICS, Metric
 from privaudit.metrics._controls import picture_ladder
 from privaudit.result import (
@@ -43,7 +43,7 @@ class Pictures:
 
 
 def attack_record(
-    ran: Run, clients: Sequence[Client], pictures: Pictures, *, seed: int
+    ran: Run, clients: Sequence[AnyClient], pictures: Pictures, *, seed: int
 ) -> AttackRecord:
     """Score one attack on all images and keep its pictures."""
     label = ran.attack.name
@@ -76,7 +76,9 @@ def attack_record(
     )
 
 
-def _search(ran: Run, clients: Sequence[Client], pictures: Pictures) -> dict[str, Any]:
+def _search(
+    ran: Run, clients: Sequence[AnyClient], pictures: Pictures
+) -> dict[str, Any]:
     """How the optimisation went, if there was one: the fields that tell of it."""
     searches = [o.search for o in ran.outcomes if o.search is not None]
     fields: dict[str, Any] = {"label_accuracy": _label_accuracy(ran, clients)}
@@ -110,7 +112,7 @@ def _search(ran: Run, clients: Sequence[Client], pictures: Pictures) -> dict[str
 
 
 def _mask_pairs(
-    ran: Run, clients: Sequence[Client]
+    ran: Run, clients: Sequence[AnyClient]
 ) -> list[tuple[Tape, Tape, Sequence[int]]]:
     return [
         (c.step.tape, o.masks, assignment(c.batch.images, o.images))
@@ -123,7 +125,7 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _label_accuracy(ran: Run, clients: Sequence[Client]) -> float | None:
+def _label_accuracy(ran: Run, clients: Sequence[AnyClient]) -> float | None:
     """Share of labels read off right, as multisets; None where none was read."""
     hits = total = 0
     for client, outcome in zip(clients, ran.outcomes, strict=True):
@@ -136,7 +138,7 @@ def _label_accuracy(ran: Run, clients: Sequence[Client]) -> float | None:
     return hits / total if total else None
 
 
-def _gather(ran: Run, clients: Sequence[Client]) -> tuple[Tensor, list[bool]]:
+def _gather(ran: Run, clients: Sequence[AnyClient]) -> tuple[Tensor, list[bool]]:
     """All reconstructions in sample order; grey where there is none."""
     parts, present = [], []
     for client, outcome in zip(clients, ran.outcomes, strict=True):
@@ -198,7 +200,7 @@ def _set_score(
     return metric.score(truth, guess)
 
 
-def _outcomes(ran: Run, clients: Sequence[Client]) -> list[SampleOutcome]:
+def _outcomes(ran: Run, clients: Sequence[AnyClient]) -> list[SampleOutcome]:
     return [
         _outcome(outcome, row if len(client.batch) == 1 else None)
         for client, outcome in zip(clients, ran.outcomes, strict=True)

@@ -17,7 +17,14 @@ from privaudit._ladder import GRADIENT_LADDER, absent
 from privaudit._pixels import Normalisation
 from privaudit._preflight import preflight
 from privaudit._provenance import provenance
-from privaudit._runner import Client, Clock, Run, run
+from privaudit._runner import (
+    AnyClient,
+    Client,
+    Clock,
+    Run,
+    WaitingClient,
+    run,
+)
 from privaudit._sample import Sample, read_sample
 from privaudit._scoring import Pictures, attack_record, ladder_records
 from privaudit._shape import expected_channels, stated_input_shape
@@ -43,6 +50,9 @@ from privaudit.result import (
 from privaudit.tape import Tape
 from privaudit.types import AttackerKnowledge, Batch, Target
 from privaudit.verdict import AttackEvidence, UnrelatedPairs, judge
+
+KEPT_BYTES = 2**30
+"""Gradients of clients that are kept; beyond it each is made again when needed."""
 
 Callables = tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]
 
@@ -73,7 +83,7 @@ class Session:
     def audit(self, attacks: Sequence[Attack]) -> AuditResult:
         """Attack, score, control, judge."""
         clock = Clock(self.config.budget, self.started)
-        clients = [self.first, *self._other_clients()]
+        clients: list[AnyClient] = [self.first, *self._other_clients()]
         joint = self.config.knowledge.labels == "joint"
         target = Target(self.model, self.exposure, AttackerKnowledge(joint=joint))
         check, doubts = preflight(self.model, self.exposure, self.first)
@@ -133,7 +143,7 @@ class Session:
         self,
         attacks: Sequence[Attack],
         target: Target,
-        clients: Sequence[Client],
+        clients: Sequence[AnyClient],
         clock: Clock,
     ) -> list[Run]:
         """Run the ladder; ``auto`` stops once everything is exact."""
@@ -175,16 +185,25 @@ class Session:
             for name, reason in sorted(reasons.items(), key=_rung)
         ]
 
-    def _other_clients(self) -> list[Client]:
+    def _other_clients(self) -> list[AnyClient]:
+        """All clients but the first; their steps are kept while there is room."""
         size, images = self._client_size, self.sample.images
         starts = range(size, len(images), size)
-        return [
-            _client(
-                self.model, self.exposure, self._batch(s, s + size), s,
-                seed=self.config.seed + i,
-            )
+        gradients = self.first.step.observation.gradients.values()
+        needed = len(starts) * sum(g.numel() * g.element_size() for g in gradients)
+        waiting = [
+            self._waiting(s, s + size, seed=self.config.seed + i)
             for i, s in enumerate(starts, 1)
-        ]  # fmt: skip
+        ]
+        return [w.held() for w in waiting] if needed <= KEPT_BYTES else list(waiting)
+
+    def _waiting(self, start: int, stop: int, *, seed: int) -> WaitingClient:
+        batch = self._batch(start, stop)
+        return WaitingClient(
+            batch,
+            lambda: self.exposure.observe(self.model, batch, seed=seed),
+            range(start, start + len(batch)),
+        )
 
     def _batch(self, start: int, stop: int) -> Batch:
         return _batch(self.model, self.sample, self.labels, start, stop)
@@ -201,7 +220,7 @@ class Session:
         return pairs, pictures.add("images/unrelated.png", others[-1])
 
     def _samples(
-        self, clients: Sequence[Client], pictures: Pictures
+        self, clients: Sequence[AnyClient], pictures: Pictures
     ) -> list[SampleRecord]:
         listed = []
         for number, client in enumerate(clients):

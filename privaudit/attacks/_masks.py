@@ -74,8 +74,8 @@ def read_mask(scene: Scene, index: int) -> Reading | None:
     if rows is not None:
         kept = kept | rows.any(1)
     # Units that are exactly zero for an image of the attacker's own may be zero here.
-    silent = (site.input == 0).any() and rows is None
-    certain = kept | ~silent
+    silent = rows is None and bool((site.input == 0).any())
+    certain = kept if silent else torch.ones_like(kept)
     shape = site.output.shape
     return Reading(kept.view(shape).to(site.output.dtype), certain.view(shape))
 

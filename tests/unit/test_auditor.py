@@ -208,3 +208,23 @@ def test_small_images_are_not_cleared_for_want_of_ssim() -> None:
     assert result.attacks["closed_form"].state == "exact"
     assert result.verdict.word in ("leaks", "inconclusive")
     assert result.verdict.exit_code in (1, 3)
+
+
+def test_clients_that_do_not_fit_into_memory_are_made_again_and_score_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(3 * 12 * 12, 16), nn.GELU(), nn.Dropout(0.5),
+        nn.Linear(16, 4),
+    )  # fmt: skip
+    images, labels = torch.rand(3, 3, 12, 12), torch.tensor([0, 1, 2])
+    auditor = Auditor(model, client=Client(batch_size=1), attacks=["closed_form"])
+    kept = auditor.audit((images, labels))
+    monkeypatch.setattr("privaudit._session.KEPT_BYTES", 0)
+    made_again = auditor.audit((images, labels))
+    assert made_again.record.attacks[0].outcomes == kept.record.attacks[0].outcomes
+    assert torch.equal(
+        made_again.attacks["closed_form"].reconstructions,
+        kept.attacks["closed_form"].reconstructions,
+    )
