@@ -30,7 +30,7 @@ from privaudit._scoring import Pictures, attack_record, ladder_records
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
-from privaudit.exposure import GradientExposure
+from privaudit.exposure import GradientExposure, shared_parameters
 from privaudit.exposure.output import input_keyword
 from privaudit.inventory import Finding, Inventory, findings
 from privaudit.inventory.outside import OutsideWatch
@@ -287,6 +287,7 @@ def open_session(
 ) -> Session:
     """Read the sample, make the first client's step, take the inventory."""
     loss, training_step = callables
+    shared_parameters(model)
     if given is None:
         given = shipped_images(1, stated_input_shape(model))
     sample, normalisation = read_sample(

@@ -181,7 +181,7 @@ class Auditor:
 
         request = Request(update, batch_size, truth, image_shape, other_weights)
         started = time.monotonic()
-        with pristine(self._model):
+        with pristine(self._model), _differentiable():
             return attack_recorded(
                 request,
                 self._model,
@@ -193,7 +193,7 @@ class Auditor:
     @contextmanager
     def _open(self, sample: Any) -> Iterator[Session]:
         started = time.monotonic()
-        with pristine(self._model):
+        with pristine(self._model), _differentiable():
             yield self._session(sample, self.config, started)
 
     def _session(self, sample: Any, config: AuditConfig, started: float) -> Session:
@@ -206,6 +206,15 @@ class Auditor:
             callables=(self._loss, self._training_step),
             started=started,
         )
+
+
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """Gradients exist inside, whatever the caller's own mode is."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:

@@ -128,7 +128,8 @@ def inspect(
     found = Auditor(
         built, mean=read.numbers(mean, "mean"), std=read.numbers(std, "std")
     )
-    inventory = found.inventory(sample)
+    with _own_output():
+        inventory = found.inventory(sample)
     if as_json:
         print(inventory.model_dump_json(indent=2))
     else:
@@ -195,7 +196,7 @@ def audit(
         seed=seed,
         device=device,
     )
-    with progress():
+    with progress(), _own_output():
         result = auditor.audit((pictures, ids))
     return _finish(result, out, redact)
 
@@ -305,6 +306,8 @@ def _finish(
     """Show, save and judge. A PDF that cannot be drawn takes nothing from the rest."""
     show_attacks(result)
     show_findings(result.record.inventory)
+    for skipped in result.record.skipped_inputs:
+        say(f"Not audited: {skipped.name}: {skipped.reason}")
     for place in [out, out / "report.pdf"] if pdf else [out]:
         try:
             _save(result, place, redact)
@@ -342,10 +345,16 @@ def _check_out(out: Path) -> None:
         )
 
 
+def _own_output() -> contextlib.redirect_stdout[Any]:
+    """What the user's model prints goes beside the final line, never before it."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
 def _build(spec: str, weights: Path | None) -> Any:
     from privaudit._loading import load_model, load_weights
 
-    model = load_model(spec)
+    with _own_output():
+        model = load_model(spec)
     if weights is not None:
         for note in load_weights(model, weights):
             say(note)

@@ -83,7 +83,7 @@ def read_mask(scene: Scene, index: int) -> Reading | None:
 def _consumer(scene: Scene, site: DropSite) -> Op | None:
     """The linear layer that takes the site's output as its one row."""
     for op in scene.structure.ops:
-        one_row = op.input.numel() == op.input.shape[-1]
+        one_row = op.input.dim() > 0 and op.input.numel() == op.input.shape[-1]
         if op.kind == "linear" and one_row and same_data(op.input, site.output):
             return op
     return None

@@ -74,8 +74,8 @@ def _quiet_compile() -> Iterator[None]:
 def changes(model: nn.Module) -> list[str]:
     """What :func:`audit_conditions` and the tape change for this model, in words."""
     listed = [
-        "attention runs through the math kernel (fused kernels have no second "
-        "derivative)"
+        "attention, where there is any, runs through the math kernel (fused kernels "
+        "have no second derivative)"
     ]
     if compiled_parts(model):
         listed.append("compiled parts run eagerly")

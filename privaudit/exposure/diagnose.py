@@ -28,7 +28,8 @@ def explain_step_failure(
     where = innermost_module(error, model)
     text = str(error).split("\n")[0].split(". Hint:")[0]
     if not isinstance(error, RuntimeError):
-        text = f"{type(error).__name__}: {text}"
+        # Not one of autograd's: the model itself raised it, with or without an audit.
+        text, plain = f"{type(error).__name__}: {text}", None
     if "Expected more than 1" in text:
         return _one_value(where, text)
     if plain is None:
@@ -48,9 +49,21 @@ def explain_step_failure(
         culprit if culprit != type(model).__name__ else where,
         expected="a model that can be trained",
         got=text,
-        hint="This model fails in ordinary training as well: mend the named module "
-        "first.",
+        hint=_remedy(text),
     )
+
+
+def _remedy(text: str) -> str:
+    """Most often the images are not what the model takes, and it is sound."""
+    if "dtype" in text or "type (" in text:
+        return "The audit gives the model float32 images: pass model.float()."
+    if "shape" in text or "to have" in text or "size" in text:
+        return (
+            "This model fails on these images in ordinary training as well. Give them "
+            "the size and the channels that it takes, on the command line with --size "
+            "and --image-mode; if they are right, mend the named module."
+        )
+    return "This model fails in ordinary training as well: mend the named module first."
 
 
 def innermost_module(error: BaseException, model: nn.Module) -> str:

@@ -297,7 +297,9 @@ def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         raise UnsupportedModelError(
             type(model).__name__,
             expected="at least one trainable parameter",
-            got="none: every parameter is frozen",
+            got="none: every parameter is frozen"
+            if any(True for _ in model.parameters())
+            else "a model without parameters",
             hint="No trainable parameter; nothing is shared; no gradient attack is "
             "possible. Set requires_grad on what the client trains.",
         )

@@ -228,3 +228,23 @@ def test_clients_that_do_not_fit_into_memory_are_made_again_and_score_the_same(
         made_again.attacks["closed_form"].reconstructions,
         kept.attacks["closed_form"].reconstructions,
     )
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_callers_own_grad_mode_does_not_matter(mode: Any) -> None:
+    model = leaky()
+    with mode():
+        result = audit(model)
+        assert not torch.is_grad_enabled()
+    assert result.attacks["closed_form"].state == "exact"
+
+
+def test_a_model_without_parameters_is_refused_in_words() -> None:
+    with pytest.raises(PrivauditError, match="got a model without parameters"):
+        audit(nn.Flatten())
+
+
+def test_images_of_another_size_are_said_to_be_the_likely_cause() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(7, 10))
+    with pytest.raises(PrivauditError, match=r"the size and the channels.*--size"):
+        audit(model)
