@@ -207,14 +207,14 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     a = a.detach()
     if a.layout is not torch.strided or a.is_quantized:
         return False
-    if a.is_floating_point():
-        # NaN differs from itself; compare its places and fill them with zero.
-        holes = a.isnan()
-        if not torch.equal(holes, b.isnan()):
-            return False
-        a, b = a.masked_fill(holes, 0), b.masked_fill(holes, 0)
-        return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+    bits = _BITS.get(a.element_size())
+    if a.is_floating_point() and bits is not None:
+        # As integers, so that NaN equals itself and -0 differs from 0.
+        return torch.equal(a.view(bits), b.view(bits))
     return torch.equal(a, b)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _take_world() -> list[Callable[[], object]]:

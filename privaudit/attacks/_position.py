@@ -8,6 +8,8 @@ Source: Lu 2021 (APRIL).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def position_embedding(scene: Scene) -> Attempt:
         return Attempt(POSITION, False, reason)
     first = scene.structure.first
     weight = scene.gradient(first.weight)
-    located = _locate(scene, first)
+    located = _located(scene, first)
     if weight is None:
         return Attempt(POSITION, False, f"the weight of {first.path} is not shared")
     if located is None and not weight.any():
@@ -86,6 +88,23 @@ def _refusal(scene: Scene) -> str | None:
     if scene.structure.uses(first.weight) != 1:
         return f"the weight of {first.path} is used more than once"
     return scene.structure.dropped_input()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the tokens' gradient stands: parameter and rows; None: nowhere."""
+
+    found: tuple[str, slice] | None
+
+
+def _located(scene: Scene, first: Op) -> tuple[str, slice] | None:
+    """Look once per audit: the place is the model's, not the client's."""
+    key = f"{_Place.__name__} of {sorted(scene.observation.gradients)}"
+    known = scene.target.memory.get(key)
+    if not isinstance(known, _Place):
+        known = _Place(_locate(scene, first))
+        scene.target.memory[key] = known
+    return known.found
 
 
 def _locate(scene: Scene, first: Op) -> tuple[str, slice] | None:

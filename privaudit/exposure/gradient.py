@@ -328,14 +328,19 @@ def relative_error(
     """‖guess − observed‖ / ‖observed‖ over all tensors of ``observed``, in float64."""
     apart = total = 0.0
     for name, value in observed.items():
-        value = value.double()
         other = guess.get(name)
-        other = torch.zeros_like(value) if other is None else other.double()
-        apart += float((other - value).square().sum())
-        total += float(value.square().sum())
+        size = _square(value)
+        total += size
+        apart += size if other is None else _square(other - value)
     if total == 0.0:
         return 0.0 if apart == 0.0 else float("inf")
     return float((apart / total) ** 0.5)
+
+
+def _square(tensor: Tensor) -> float:
+    """Squared norm, summed in float64."""
+    norm = torch.linalg.vector_norm(tensor.detach(), dtype=torch.double)
+    return float(norm) ** 2
 
 
 def _labels(batch: Batch) -> Tensor:

@@ -12,7 +12,8 @@ from privaudit.errors import UnsupportedModelError
 
 _HINT = (
     "Pass loss=, a function of (output, labels) that returns the training loss, such "
-    "as loss=lambda output, labels: F.cross_entropy(output[0], labels)."
+    "as loss=lambda output, labels: F.cross_entropy(output[0], labels); on the command "
+    "line let the factory return a module whose forward gives the logits alone."
 )
 
 

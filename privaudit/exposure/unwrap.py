@@ -73,6 +73,14 @@ def _refuse(model: nn.Module) -> None:
         if classes & set(_SHARDED):
             raise _sharded(name or type(model).__name__)
     for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise UnsupportedModelError(
+                readable(name),
+                expected="weights",
+                got="a lazy parameter that has none yet",
+                hint="Run one forward pass first, and load the weights that will be "
+                "trained.",
+            )
         if type(parameter).__name__ in ("DTensor", "ShardedTensor", "FlatParameter"):
             raise _sharded(name)
 

@@ -88,7 +88,7 @@ def picture_ladder(image: Tensor, *, generator: torch.Generator) -> list[Rung]:
 
 def _amount_for(image: Tensor, noise: Tensor, target: float) -> float | None:
     low, high = 0.0, 1.0
-    for _ in range(24):
+    for _ in range(12):
         middle = (low + high) / 2
         value = _ssim(image, _degrade(image, noise, middle))
         if value is None:

@@ -148,7 +148,11 @@ def _missing(attack: AttackEvidence, metric: str, samples: int) -> str:
         return "not measured"
     holes = [i for i, score in enumerate(scores) if not _finite(score)]
     if holes:
-        return f"no value for {len(holes)} of {len(scores)}, first: {holes[0]}"
+        why = scores[holes[0]].note
+        return (
+            f"no value for {len(holes)} of {len(scores)}, first: image {holes[0]}"
+            + (f" ({why})" if why else "")
+        )
     if metric != RE_IDENTIFICATION and len(scores) < samples:
         return f"{len(scores)} values for {samples} images"
     return ""

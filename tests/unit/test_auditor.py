@@ -208,6 +208,7 @@ def test_small_images_are_not_cleared_for_want_of_ssim() -> None:
     assert result.attacks["closed_form"].state == "exact"
     assert result.verdict.word in ("leaks", "inconclusive")
     assert result.verdict.exit_code in (1, 3)
+    assert "first: image 0 (ssim is not defined here)" in result.verdict.line
 
 
 def test_clients_that_do_not_fit_into_memory_are_made_again_and_score_the_same(
@@ -248,3 +249,11 @@ def test_images_of_another_size_are_said_to_be_the_likely_cause() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(7, 10))
     with pytest.raises(PrivauditError, match=r"the size and the channels.*--size"):
         audit(model)
+
+
+def test_a_lazy_model_is_refused_before_a_forward_pass_could_change_it() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+    with pytest.raises(PrivauditError, match=r"1\.weight.*lazy parameter"):
+        audit(model)
+    assert isinstance(model[1], nn.LazyLinear)
+    assert model(torch.zeros(1, 3, 12, 12)).shape == (1, 10)
