@@ -240,6 +240,7 @@ class AuditRecord(Record):
             self.unrelated,
             truth_known=self.truth_known,
             truth_error=self.preflight.loss_at_truth,
+            skipped=len(self.skipped_inputs),
         )
 
 
@@ -251,12 +252,14 @@ def gather_evidence(
     *,
     truth_known: bool = True,
     truth_error: float | None = None,
+    skipped: int = 0,
 ) -> Evidence:
     """What the judge gets to see: scores, states and controls."""
     return Evidence(
         samples=samples,
         truth_known=truth_known,
         truth_error=truth_error,
+        skipped_inputs=skipped,
         attacks=[a.evidence for a in attacks],
         positive_control=control
         and ControlEvidence(passed=control.passed, detail=control.detail),

@@ -107,6 +107,7 @@ class Session:
             control,
             pairs,
             truth_error=check.loss_at_truth,
+            skipped=len(self.sample.skipped),
         )
         verdict = judge(evidence, self.config.policy)
         worst = verdict.worst.get("ssim")

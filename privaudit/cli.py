@@ -329,7 +329,7 @@ def _save(result: AuditResult, out: Path, redact: Redact) -> None:
 
 
 def _explain(verdict: Verdict) -> None:
-    for cause in verdict.causes:
+    for cause in [*verdict.causes, *verdict.warnings]:
         say(f"{cause.text}. {cause.remedy}")
     print(verdict.line)
 

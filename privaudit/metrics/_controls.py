@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privaudit.metrics.base import Metric
-from privaudit.metrics.ssim import Ssim
+from privaudit.metrics.ssim import WINDOW, Ssim
 from privaudit.verdict import UnrelatedPairs
 
 MIN_PAIRS = 20
@@ -75,6 +75,8 @@ def picture_ladder(image: Tensor, *, generator: torch.Generator) -> list[Rung]:
     Returns:
         Rungs in rising order; empty where SSIM is not defined.
     """
+    if min(image.shape[-2:]) < WINDOW:
+        return []
     noise = torch.randn(image.shape, generator=generator).to(image.device)
     rungs = []
     for target in LADDER:

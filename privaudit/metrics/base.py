@@ -51,11 +51,16 @@ class Metric(Plugin):
         """
         _check(truth, guess)
         values = self.measure(truth.float(), guess.float()).double().tolist()
-        return [self._as_score(value) for value in values]
+        note = self.note(truth)
+        return [self._as_score(value, note) for value in values]
 
-    def _as_score(self, value: float) -> Score:
+    def note(self, truth: Tensor) -> str:
+        """What every score on images of this size has to say; mostly nothing."""
+        return ""
+
+    def _as_score(self, value: float, note: str) -> Score:
         if math.isfinite(value):
-            return Score(value=value)
+            return Score(value=value, note=note)
         if self.identical_is_infinite and value == math.inf:
             return Score(value=None, note="identical")
         return Score(value=None, note=f"{self.name} is not defined here")

@@ -146,6 +146,37 @@ def warned(worst: Worst) -> Cause:
     )
 
 
+def limit_out_of_reach(metric: str, limit: float) -> Cause:
+    """No image can be beyond this limit."""
+    return Cause(
+        code="limit-out-of-reach",
+        text=f"the limit {limit:g} of {metric} cannot be passed: even a perfect copy "
+        "scores 1",
+        remedy="Choose a limit below 1; as it stands this metric gates nothing.",
+    )
+
+
+def within_margin(worst: Worst, limit: float) -> Cause:
+    """Beyond the plain limit, but no further than strangers nearly are."""
+    return Cause(
+        code="within-margin",
+        text=f"{worst.metric} {worst.value:.4f} by {worst.attack} is beyond {limit:g}; "
+        f"only its closeness to unrelated pairs clears it (limit in force "
+        f"{worst.limit:.4f})",
+        remedy="Look at the picture pair, and audit with more varied images.",
+    )
+
+
+def inputs_skipped(skipped: int, audited: int) -> Cause:
+    """Some inputs could not be read and are not part of the verdict."""
+    return Cause(
+        code="inputs-skipped",
+        text=f"{skipped} input(s) could not be audited; the verdict is about the other "
+        f"{audited}",
+        remedy="See the list of skipped inputs, mend them and audit again.",
+    )
+
+
 def too_few_pairs(metric: str) -> Cause:
     """The margin over unrelated pairs could not be applied."""
     return Cause(

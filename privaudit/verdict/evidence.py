@@ -77,6 +77,8 @@ class Evidence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: int = Field(ge=0)
+    skipped_inputs: int = Field(default=0, ge=0)
+    """Inputs that were given and could not be audited."""
     truth_error: float | None = None
     """Relative error of the gradient that the audit recomputes at the truth."""
     truth_known: bool = True

@@ -55,6 +55,7 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
     worst = _worst_per_metric(w for w, level in counted if level == "error")
     leaks = [w for w, level in counted if level == "error" and w.leaks]
     warnings = [say.warned(w) for w, level in counted if level == "warn" and w.leaks]
+    warnings += _limit_warnings(evidence, policy)
     warnings += _control_warnings(evidence, policy)
     found, causes, strength = _word(evidence, policy, leaks)
     code = _EXIT[found]
@@ -266,6 +267,21 @@ def _headline_worst(leaks: list[Worst], worst: dict[str, Worst]) -> Worst | None
     return pool.get("ssim") or next(iter(pool.values()), None)
 
 
+def _limit_warnings(evidence: Evidence, policy: Policy) -> Iterator[Cause]:
+    """Limits that cannot be passed, and scores that only the margin clears."""
+    for metric, limit in policy.limits.items():
+        if limit.level == "off" or limit.lower_is_leakier:
+            continue
+        measured = [a for a in evidence.attacks if a.scores.get(metric)]
+        if measured and limit.limit >= 1:
+            yield say.limit_out_of_reach(metric, limit.limit)
+        for attack in [] if metric == RE_IDENTIFICATION else measured:
+            worst = _compare(attack, metric, limit, evidence)
+            counted = worst is not None and not attack.diagnostic
+            if counted and worst and not worst.leaks and worst.value > limit.limit:
+                yield say.within_margin(worst, limit.limit)
+
+
 def _control_warnings(evidence: Evidence, policy: Policy) -> list[Cause]:
     warnings = []
     for metric, limit in policy.limits.items():
@@ -274,6 +290,8 @@ def _control_warnings(evidence: Evidence, policy: Policy) -> list[Cause]:
             pairs = _pairs(evidence, metric)
             if pairs is None:
                 warnings.append(say.too_few_pairs(metric))
+    if evidence.skipped_inputs:
+        warnings.append(say.inputs_skipped(evidence.skipped_inputs, evidence.samples))
     if 1 < evidence.samples < MIN_IMAGES_FOR_RE_IDENTIFICATION:
         warnings.append(say.too_few_images(evidence.samples))
     return warnings

@@ -48,8 +48,8 @@ def test_the_leaky_end_of_a_distance_is_the_low_one() -> None:
 
 
 def test_a_metric_without_values_has_no_pairs() -> None:
-    small = images(3, size=8)
-    found = unrelated_pairs(Ssim(), small, images(64, size=8), generator=generator())
+    small = images(3, size=2)
+    found = unrelated_pairs(Ssim(), small, images(64, size=2), generator=generator())
     assert found.pairs == 0
 
 
@@ -75,13 +75,29 @@ def test_no_ladder_where_ssim_is_not_defined() -> None:
     assert picture_ladder(torch.rand(3, 10, 40), generator=generator()) == []
 
 
-def test_no_ssim_below_eleven_pixels_and_it_says_so() -> None:
-    """Hard case 7: a status for the metric, no crash, no padding in silence."""
-    for size in (1, 4, 8, 10):
-        (score,) = Ssim().score(torch.rand(1, 3, size, 40), torch.rand(1, 3, size, 40))
-        assert score.value is None
-        assert "not defined" in score.note
-    assert Ssim().score(torch.rand(1, 3, 11, 11), torch.rand(1, 3, 11, 11))[0].value
+@pytest.mark.parametrize(("size", "window"), [(3, 3), (4, 3), (8, 7), (10, 9)])
+def test_small_images_have_a_smaller_window_and_say_so(size: int, window: int) -> None:
+    """Hard case 7: a usable score, no crash, no padding in silence."""
+    a, b = torch.rand(2, 1, 3, size, 40)
+    (same,) = Ssim().score(a, a)
+    (other,) = Ssim().score(a, b)
+    assert same.value == pytest.approx(1)
+    assert other.value is not None
+    assert other.value < 0.5
+    assert same.note == other.note == f"window {window} instead of 11"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_below_three_pixels_there_is_no_ssim(size: int) -> None:
+    (score,) = Ssim().score(torch.rand(1, 3, size, 40), torch.rand(1, 3, size, 40))
+    assert score.value is None
+    assert "not defined" in score.note
+
+
+def test_usual_images_have_nothing_to_say() -> None:
+    for size in (11, 16, 161):
+        a = torch.rand(1, 3, size, size)
+        assert Ssim().score(a, a)[0].note == ""
 
 
 def test_re_identification() -> None:

@@ -68,6 +68,7 @@ class Row:
     warnings: tuple[str, ...] = ()
     truth: bool = True
     truth_error: float | None = None
+    skipped_inputs: int = 0
 
 
 NOT_APPLICABLE: dict[str, Any] = {"state": "skipped", "skip": "not applicable"}
@@ -613,6 +614,37 @@ ROWS = [
         strength="strong",
         truth_error=1e-3,
     ),
+    # what is cleared, but deserves a second look
+    Row(
+        "a limit that nothing can pass",
+        [attack(1.0)],
+        "no leak found",
+        0,
+        "within limit 1.0000",
+        strength="strong",
+        policy=Policy().with_limit("ssim", 1.0),
+        warnings=("limit-out-of-reach",),
+    ),
+    Row(
+        "only the margin clears it",
+        [attack(0.97)],
+        "no leak found",
+        0,
+        "within limit 0.9800",
+        strength="strong",
+        unrelated=pairs(0.88),
+        warnings=("within-margin",),
+    ),
+    Row(
+        "inputs that were left out",
+        [attack(0.1)],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+        skipped_inputs=2,
+        warnings=("inputs-skipped",),
+    ),
 ]
 
 
@@ -622,6 +654,7 @@ def test_verdict(row: Row) -> None:
         samples=row.samples,
         truth_known=row.truth,
         truth_error=row.truth_error,
+        skipped_inputs=row.skipped_inputs,
         attacks=row.attacks,
         positive_control=row.control,
         unrelated=row.unrelated,
