@@ -23,6 +23,7 @@ from privaudit.types import AttackerKnowledge, Batch, Target
 MIN_SSIM = 0.9
 MAX_MSE = 1e-3
 """Stands in where images are too small for SSIM."""
+STAND_IN_SIDE = 32
 SHARE = 0.1
 """At most this share of the audit's budget."""
 
@@ -72,8 +73,8 @@ def positive_control(
         budget.model_copy(update={"seconds": (budget.seconds or 600) * SHARE})
     )
     cases = [
-        ("the model without dropout", target),
-        ("a built-in linear model", _stand_in(client, seed)),
+        _Case("the model without dropout", target, client.step.observation.image_shape),
+        _stand_in(client, seed),
     ]
     trials = [
         _first_solved(attack, cases, client, clock.share(len(attacks) - i))
@@ -103,18 +104,30 @@ class _Trial:
 _NOTHING = _Trial("none", False, None, "no attack applied")
 
 
-def _stand_in(client: Client, seed: int) -> Target:
-    model = _built_in(client.step.observation.image_shape, seed)
-    return Target(
-        model.to(client.batch.images.device),
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """A model whose leak is certain, and the images that it takes."""
+
+    name: str
+    target: Target
+    shape: tuple[int, int, int]
+
+
+def _stand_in(client: Client, seed: int) -> _Case:
+    """A linear model on images of at most 32 pixels: every attack has to solve it."""
+    channels, height, width = client.step.observation.image_shape
+    shape = (channels, min(height, STAND_IN_SIDE), min(width, STAND_IN_SIDE))
+    target = Target(
+        _built_in(shape, seed).to(client.batch.images.device),
         GradientExposure(Normalisation()),
         AttackerKnowledge(),
     )
+    return _Case("a built-in linear model", target, shape)
 
 
 def _first_solved(
     attack: Attack,
-    cases: Sequence[tuple[str, Target]],
+    cases: Sequence[_Case],
     client: Client,
     share: Budget | None,
 ) -> _Trial:
@@ -123,24 +136,22 @@ def _first_solved(
         return _Trial("none", False, None, f"{attack.name}: no time was left")
     clock = Clock(share)
     told: list[str] = []
-    for number, (name, target) in enumerate(cases):
+    for number, case in enumerate(cases):
         part = clock.share(len(cases) - number)
         if part is None:
             break
-        trial = _try(attack, name, target, client, Clock(part))
+        trial = _try(attack, case, client, Clock(part))
         if trial.solved:
             return trial
-        told.append(f"{trial.detail} on {name}")
+        told.append(f"{trial.detail} on {case.name}")
     return _Trial(
-        cases[-1][0], False, None, "; ".join(told) or f"{attack.name}: no time"
+        cases[-1].name, False, None, "; ".join(told) or f"{attack.name}: no time"
     )
 
 
-def _try(
-    attack: Attack, name: str, target: Target, client: Client, clock: Clock
-) -> _Trial:
-    image = shipped_images(1, client.step.observation.image_shape)
-    image = image.to(client.batch.images)
+def _try(attack: Attack, case: _Case, client: Client, clock: Clock) -> _Trial:
+    name, target = case.name, case.target
+    image = shipped_images(1, case.shape).to(client.batch.images)
     label = client.batch.labels
     if target.exposure.is_classification:
         label = torch.zeros(1, dtype=torch.long, device=image.device)

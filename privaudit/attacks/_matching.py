@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privaudit._pixels import Normalisation
 from privaudit.attacks._minimise import Descent, Objective, Schedule, Unknown, minimise
 from privaudit.config import Budget
 from privaudit.distances import Distance
@@ -15,6 +16,9 @@ from privaudit.exposure.predict import GradientGuess, observed_as, predict
 from privaudit.priors import Prior
 from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Target
+
+USUAL = Normalisation((0.5,), (0.25,))
+"""About the mean and spread of natural images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +79,16 @@ class Matching:
     prior: Prior
     prior_weight: float
 
+    @property
+    def scale(self) -> Normalisation:
+        """The scale in which images are searched: steps and prior belong to it.
+
+        The model's own normalisation; for models that take pixels as they are, one of
+        the usual size. In [0, 1] itself the usual steps would be four times too large.
+        """
+        own = self.target.exposure.normalisation
+        return USUAL if own.is_identity else own
+
     def guess(
         self, inputs: Tensor, tape: Tape | None, logits: Tensor | None = None
     ) -> GradientGuess:
@@ -87,7 +101,7 @@ class Matching:
         """
         exposure = self.target.exposure
         labels = self.labels if logits is None else logits.softmax(-1)
-        batch = Batch(exposure.normalisation.invert(inputs), labels)
+        batch = Batch(self.scale.invert(inputs), labels)
         return predict(exposure, self.target.model, batch, tape)
 
     def observed(self, guess: GradientGuess) -> GradientGuess:
@@ -139,8 +153,7 @@ class Matching:
 
     def box(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The range of [0, 1] pixels as the model takes them, per channel."""
-        normal = self.target.exposure.normalisation
         return (
-            normal.apply(torch.zeros_like(inputs)),
-            normal.apply(torch.ones_like(inputs)),
+            self.scale.apply(torch.zeros_like(inputs)),
+            self.scale.apply(torch.ones_like(inputs)),
         )

@@ -116,11 +116,12 @@ def minimise(
     try:
         while run.done < limit:
             run.step()
-            if run.done % _CHECK_EVERY and run.done < limit:
+            late = deadline is not None and time.monotonic() > deadline
+            if run.done % _CHECK_EVERY and run.done < limit and not late:
                 continue
             stop = run.check()
             tick(run.done, limit, run.curve[-1][1])
-            if stop is None and deadline is not None and time.monotonic() > deadline:
+            if stop is None and late:
                 stop = "seconds"
             if stop is not None:
                 end = stop

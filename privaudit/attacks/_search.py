@@ -113,7 +113,7 @@ def _report(
     if not good or good[0].total_best == float("inf"):
         return Reconstruction(None, "failed", "numerical: no finite loss")
     best = min(good, key=lambda r: r.total_best)
-    normal = matching.target.exposure.normalisation
+    normal = matching.scale
     images = normal.invert(best.best[0]).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)

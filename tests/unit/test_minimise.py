@@ -90,8 +90,8 @@ def test_iterations_are_capped(given: Budget, made: int) -> None:
 def test_time_ends_a_run_and_keeps_what_was_found() -> None:
     found, _ = descend(Schedule(goal=0), budget=Budget(seconds=1e-6))
     assert found.end == "seconds"
-    assert found.iterations <= 10
-    assert found.total_best < 18
+    assert found.iterations == 1
+    assert found.best[0].tolist() == [0, 0]
 
 
 def test_projection_holds_after_every_step() -> None:
