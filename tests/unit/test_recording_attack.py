@@ -182,6 +182,7 @@ def test_a_verdict_without_truth_survives_the_disk(tmp_path: Path) -> None:
     assert again.record.evidence().truth_known is False
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "gradient_match" in page
+    assert "an image that gives the whole gradient again" in page
 
 
 @pytest.mark.parametrize("policy", [None, Policy(limits={})])

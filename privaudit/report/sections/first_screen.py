@@ -90,6 +90,12 @@ def _sentence(record: AuditRecord) -> str:
 
 
 def _leak_sentence(record: AuditRecord) -> str:
+    if not record.truth_known:
+        return (
+            "From what a client sent, an attacker can rebuild an image that gives the "
+            "whole gradient again. The original was not given, so none is shown "
+            "beside it."
+        )
     found = facts.leakiest(record)
     beyond = sum(one.beyond for one in found)
     if not beyond:
