@@ -36,6 +36,7 @@ def unwrap(given: object) -> tuple[nn.Module, list[Finding]]:
             findings.append(_parallel(type(model).__name__))
             model = model.module
         else:
+            _refuse_several_devices(model)
             inside = compiled_parts(model)
             return model, findings + ([_compiled(inside)] if inside else [])
 
@@ -55,6 +56,24 @@ def _is_compiled(module: nn.Module) -> bool:
     held = [*vars(module).values(), *vars(type(module)).values()]
     return isinstance(module._modules.get("_orig_mod"), nn.Module) or any(
         hasattr(v, "_torchdynamo_orig_callable") for v in held if callable(v)
+    )
+
+
+def _refuse_several_devices(model: nn.Module) -> None:
+    """One device holds the whole model, and holds its values."""
+    counts: dict[str, int] = {}
+    for parameter in model.parameters():
+        device = str(parameter.device)
+        counts[device] = counts.get(device, 0) + parameter.numel()
+    if len(counts) <= 1 and "meta" not in counts:
+        return
+    listed = ", ".join(f"{device}: {count}" for device, count in counts.items())
+    raise UnsupportedModelError(
+        type(model).__name__,
+        expected="all parameters on one device, with values",
+        got=f"parameters per device {listed}",
+        hint="Move the model to one device first (model.to(device)); parameters on "
+        "`meta` or offloaded ones have to be loaded.",
     )
 
 

@@ -506,3 +506,11 @@ def test_inference_tensors_as_buffers() -> None:
 
     step = observe(RC())
     assert len(gradients(step)) == 2
+
+
+@pytest.mark.parametrize("part", ["whole", "half"])
+def test_a_model_without_values_or_on_two_devices_is_refused(part: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 3))
+    (model if part == "whole" else model[1]).to("meta")
+    with pytest.raises(UnsupportedModelError, match=r"on one device.*meta: (52|67)"):
+        Auditor(model)
