@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privaudit.attacks._scene import Scene
-from privaudit.exposure import shared_parameters
 
 _ZERO = 1e-12
 _ROUNDING = 0.25
@@ -83,7 +82,10 @@ def _counts(scene: Scene, bias: Tensor) -> LabelGuess:
     size = scene.observation.batch_size
     if float(bias.abs().max()) < _ZERO:
         return _refuse(f"gradients too small (max |g| = {float(bias.abs().max()):.1e})")
-    mean = _mean_probability(scene)
+    logits = scene.structure.logits
+    if logits is None:
+        return _refuse("the logits are hidden")
+    mean = F.softmax(logits.detach().double(), -1).mean(0)
     raw = size * (mean - bias)
     counts = raw.round().clamp_min(0).long()
     # Entries below zero are certain: p_c − n_c/B < 0 needs n_c > 0.
@@ -97,12 +99,3 @@ def _counts(scene: Scene, bias: Tensor) -> LabelGuess:
     labels = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
     confidence = max(0.0, 1.0 - off / 0.5)
     return LabelGuess(labels, confidence, "class counts from the bias gradient")
-
-
-def _mean_probability(scene: Scene) -> Tensor:
-    logits = scene.structure.logits
-    bias_name = scene.structure.classifier
-    if logits is None or bias_name is None:
-        shape = next(iter(shared_parameters(scene.target.model).values())).shape
-        return torch.full((shape[0],), 1 / shape[0])
-    return F.softmax(logits.detach().double(), -1).mean(0)

@@ -56,25 +56,9 @@ class GradientGuess:
         """⟨self, self⟩."""
         return self.inner(self)
 
-    def each(self, other: GradientGuess) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Per parameter ⟨g, g*⟩, ⟨g, g⟩ and ⟨g*, g*⟩."""
-        found = {
-            n: (_inner_rows(self.rows[n], r), _square(self.rows[n]), _square(r))
-            for n, r in other.rows.items()
-        }
-        for n, t in other.dense.items():
-            if n in self.dense:
-                g = self.dense[n]
-                found[n] = ((g * t).sum(), g.square().sum(), t.square().sum())
-        return found
-
 
 def _inner_rows(a: Rows, b: Rows) -> Tensor:
     return ((a.delta @ b.delta.T) * (a.inputs @ b.inputs.T)).sum()
-
-
-def _square(a: Rows) -> Tensor:
-    return _inner_rows(a, a)
 
 
 @dataclass(eq=False)

@@ -98,6 +98,19 @@ def about_recurrent(modules: Mapping[str, float]) -> Iterator[Finding]:
         )
 
 
+def about_eval_mode(*, examined: bool) -> Iterator[Finding]:
+    """Say so where nobody looked: "no" would be a guess."""
+    if not examined:
+        yield Finding(
+            code="eval-not-examined",
+            severity="info",
+            where="eval mode",
+            title="Eval mode was not examined",
+            text="The model does not run by itself, only inside the training step that "
+            "was given, so what it draws in eval mode is not known.",
+        )
+
+
 def about_outside(modules: Sequence[str]) -> Iterator[Finding]:
     """Python's and numpy's generators used in forward."""
     for name in dict.fromkeys(modules):

@@ -41,6 +41,7 @@ def take(model: nn.Module, evidence: Evidence) -> Inventory:
         *evidence.notes,
         *findings.about_randomness(calls),
         *findings.about_recurrent(_idle_dropout(model)),
+        *findings.about_eval_mode(examined=evidence.in_eval is not None),
         *findings.about_outside(evidence.outside),
         *findings.about_sharing(total, trainable),
         *findings.about_unused(sorted(set(shared) - set(gradients))),

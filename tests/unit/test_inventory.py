@@ -152,6 +152,25 @@ def test_a_call_that_only_eval_mode_makes() -> None:
     assert listed(found) == [("Odd#0", "dropout", 0.3, [2, 12], True)]
 
 
+def test_eval_mode_that_nobody_could_examine_is_not_called_quiet() -> None:
+    class Helpless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("runs inside its training step only")
+
+    def step(model: nn.Module, inputs: Tensor, labels: Tensor | None) -> Tensor:
+        layer = model.get_submodule("layer")
+        return F.cross_entropy(layer(F.dropout(inputs.flatten(1), 0.2)), Y)
+
+    found = Auditor(Helpless(), training_step=step).inventory((X, Y))
+    assert "eval-not-examined" in codes(found)
+    usual = Auditor(nn.Sequential(nn.Flatten(), nn.Linear(12, 3))).inventory((X, Y))
+    assert "eval-not-examined" not in codes(usual)
+
+
 def test_p_0_is_listed_as_inactive() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(12, 3))
     (call,) = Auditor(model).inventory((X, Y)).stochastic
