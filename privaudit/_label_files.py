@@ -1,4 +1,4 @@
-"""Class ids for the images of the command line, from CSV, JSON, or a plain list."""
+"""Labels for the images of the command line: a list of class ids, or masks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ import json
 import unicodedata
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from privaudit._mask_files import MASK_SUFFIXES, load_masks
 from privaudit.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def load_labels(path: Path, files: list[Any]) -> list[int]:
-    """Class ids in the order of the images.
+
+def load_labels(
+    path: Path, files: list[Any], *, size: tuple[int, int] | None = None
+) -> list[int] | Tensor:
+    """Labels in the order of the images.
 
     Args:
-        path: CSV with lines ``file name,class id``, JSON mapping names to ids, or
-            one id a line (JSON: a list) in order of the image names. Where two
-            folders hold files of one name, the end of the path tells them apart, as
-            in ``cats/1.png``.
+        path: A folder of masks, an array, or a picture: see
+            :func:`privaudit._mask_files.load_masks`. CSV with lines ``file
+            name,class id``, JSON mapping names to ids, or one id a line (JSON: a
+            list) in order of the image names. Where two folders hold files of one
+            name, the end of the path tells them apart, as in ``cats/1.png``.
         files: The images, with their names.
+        size: What the images are resized to, and masks with them.
 
     Raises:
         ConfigError: A name without a label, with two, or shared by two files; a
             label that is not a number.
     """
     places = [_plain(getattr(f, "filename", f)) for f in files]
+    if path.is_dir() or path.suffix.lower() in MASK_SUFFIXES:
+        return load_masks(path, places, size)
     try:
         text = path.read_text(encoding="utf-8-sig")
         given = json.loads(text) if path.suffix.lower() == ".json" else _rows(text)

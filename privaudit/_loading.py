@@ -8,9 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privaudit._image_files import ARRAY_SUFFIXES, Pixels, fitted, unstacked
+from privaudit._picture_files import open_picture, values_of
 from privaudit.errors import ConfigError, NothingToAuditError
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
+    *ARRAY_SUFFIXES,
 }  # fmt: skip
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -31,26 +35,7 @@ def load_model(spec: str) -> nn.Module:
     """
     from torch import nn
 
-    place, _, name = spec.rpartition(":")
-    if not place or not name:
-        raise ConfigError(
-            "--model",
-            expected="package.module:factory or path.py:factory",
-            got=repr(spec),
-            hint="Name the function that builds the model.",
-        )
-    module = _guarded("--model", f"{place} can be imported", lambda: _import(place))
-    try:
-        factory = getattr(module, name)
-    except AttributeError:
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(
-            "--model",
-            expected=f"a factory in {place}",
-            got=f"no {name!r} there",
-            hint=f"It has: {', '.join(sorted(public)[:20])}.",
-        ) from None
-    model = factory
+    model = factory = _named("--model", spec, "a factory")
     if not isinstance(factory, nn.Module):
         model = _guarded("--model", f"{spec} builds a model without arguments", factory)
     if not isinstance(model, nn.Module):
@@ -61,6 +46,51 @@ def load_model(spec: str) -> nn.Module:
             hint="Return the module itself.",
         )
     return model
+
+
+def load_training_step(spec: str) -> Callable[..., Tensor]:
+    """The function (model, inputs, labels) → loss named by ``module:function``.
+
+    Raises:
+        ConfigError: The place or the function cannot be used.
+    """
+    step = _named("--training-step", spec, "a function")
+    if not callable(step):
+        raise ConfigError(
+            "--training-step",
+            expected="a function of (model, inputs, labels)",
+            got=type(step).__name__,
+            hint="Name the function that returns the training loss.",
+        )
+    return step  # type: ignore[no-any-return]
+
+
+def _named(option: str, spec: str, what: str) -> Any:
+    """What ``package.module:name`` or ``path.py:name`` stands for."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        kind = what.rpartition(" ")[2]
+        raise ConfigError(
+            option,
+            expected=f"package.module:{kind} or path.py:{kind}",
+            got=repr(spec),
+            hint="Name the function that builds the model."
+            if option == "--model"
+            else "Name the function that returns the training loss.",
+        )
+    module = _guarded(
+        option, f"{place} can be imported", lambda: _import(option, place)
+    )
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(
+            option,
+            expected=f"{what} in {place}",
+            got=f"no {name!r} there",
+            hint=f"It has: {', '.join(sorted(public)[:20])}.",
+        ) from None
 
 
 def _guarded(where: str, expected: str, call: Callable[[], Any]) -> Any:
@@ -88,7 +118,7 @@ def _first_cause(error: BaseException) -> str:
     return f"{kind}: {error} ({last.filename}, line {last.lineno})"
 
 
-def _import(place: str) -> Any:
+def _import(option: str, place: str) -> Any:
     if not place.endswith(".py"):
         try:
             with _searched(Path.cwd()):
@@ -97,16 +127,19 @@ def _import(place: str) -> Any:
             if not f"{place}.".startswith(f"{error.name}."):
                 raise
             raise ConfigError(
-                "--model",
+                option,
                 expected=f"a module {place}",
                 got=str(error),
                 hint="Run from the folder that holds it, or give path.py:factory.",
             ) from error
     path = Path(place).absolute()
+    known = sys.modules.get(path.stem)
+    if getattr(known, "__file__", None) == str(path):
+        return known  # model and training step of one file share its classes
     found = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or found is None or found.loader is None:
         raise ConfigError(
-            "--model", expected="a Python file", got=f"no file {place}",
+            option, expected="a Python file", got=f"no file {place}",
             hint="Check the path.",
         )  # fmt: skip
     module = importlib.util.module_from_spec(found)
@@ -243,17 +276,23 @@ def _check_names(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
 
 
 def load_images(
-    places: list[Path], *, size: tuple[int, int] | None, mode: str | None
-) -> list[Path | Image]:
+    places: list[Path],
+    *,
+    size: tuple[int, int] | None = None,
+    mode: str | None = None,
+    channels_last: bool = False,
+) -> list[Path | Image | Pixels]:
     """Image files of folders and paths, in order of name, prepared where asked for.
 
     Args:
         places: Files or folders.
         size: (height, width) to resize (shorter side) and centre-crop to.
-        mode: ``RGB`` or ``L`` to convert to, on purpose.
+        mode: ``RGB`` or ``L`` to convert pictures to, on purpose.
+        channels_last: Array files hold (height, width, channels).
 
     Raises:
         NothingToAuditError: No image there.
+        ConfigError: A file of numbers that are no images, or cannot be converted.
     """
     files = [f for place in places for f in _files(place)]
     if not files:
@@ -263,9 +302,8 @@ def load_images(
             got=f"none in {', '.join(map(str, places))}",
             hint=f"Known suffixes: {', '.join(sorted(IMAGE_SUFFIXES))}.",
         )
-    if size is None and mode is None:
-        return list(files)
-    return [_prepared(f, size, mode) for f in files]
+    items = unstacked(files, channels_last=channels_last)
+    return [_prepared(item, size, mode) for item in items] if size or mode else items
 
 
 def _files(place: Path) -> list[Path]:
@@ -281,24 +319,42 @@ def _files(place: Path) -> list[Path]:
 
 
 def _prepared(
-    path: Path, size: tuple[int, int] | None, mode: str | None
-) -> Path | Image:
-    """One prepared picture; a file that cannot be read is passed on to be listed."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as opened:
-            opened.load()
-            image = opened.copy()
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return path
-    if mode is not None and image.mode[0] in "IF":
+    item: Path | Pixels, size: tuple[int, int] | None, mode: str | None
+) -> Path | Image | Pixels:
+    """One prepared image; a file that cannot be read is passed on to be listed."""
+    if isinstance(item, Path):
+        image = _opened(item)
+        if image is None:
+            return item
+        if image.mode[0] not in "IF":
+            return _converted(image, item, size, mode)
+        item = Pixels(values_of(image, 0, None), str(item))
+    if mode is not None:
         raise ConfigError(
-            f"--image-mode {mode}: {path.name}",
+            f"--image-mode {mode}: {Path(item.filename).name}",
             expected="8 bits a channel",
-            got=f"mode {image.mode}",
+            got=f"{len(item.values)} channel(s) of numbers",
             hint="Scale it to 8 bits first; a plain conversion would cut values off.",
         )
+    return item if size is None else replace(item, values=fitted(item.values, size))
+
+
+def _opened(path: Path) -> Image | None:
+    """The picture; None for a file that cannot be read."""
+    from PIL import Image
+
+    try:
+        picture: Image.Image = open_picture(path)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    return picture
+
+
+def _converted(
+    image: Image, path: Path, size: tuple[int, int] | None, mode: str | None
+) -> Image:
+    from PIL import Image, ImageOps
+
     if mode is not None:
         image = image.convert(mode)
     if size is not None:

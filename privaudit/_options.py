@@ -47,6 +47,16 @@ def numbers(text: str | None, name: str) -> list[float] | None:
     return [number(word, f"--{name}") for word in words(text)]
 
 
+def bands(text: str | None) -> list[int] | None:
+    """Bands of an image, counted from 1."""
+    if text is None:
+        return None
+    chosen = words(text)
+    if not all(word.isdecimal() for word in chosen):
+        raise bad("--show-bands", "one or three numbers, such as 4,3,2", text)
+    return [int(word) for word in chosen]
+
+
 def number(text: str, where: str) -> float:
     """A number, or an error that names the option."""
     try:

@@ -6,17 +6,21 @@ Images are float32 in [0, 1] everywhere outside the user's model.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from privaudit.config import bands_of
 from privaudit.errors import ConfigError
 
 _TOLERANCE = 1e-4
 _LARGEST = 4.0
 """A mean or std beyond this is not in [0, 1] units."""
+_FILLED = 1 / 16
+"""12-bit values in a range declared as 16 bits fill less than this of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,8 @@ class Normalisation:
                 "Auditor.mean",
                 expected="mean and std in [0, 1] units",
                 got=f"mean {list(means)}, std {list(stds)}",
-                hint="Divide both by 255 if they are in 0-255 units.",
+                hint="Divide both by 255 if they are in 0-255 units, or by the span "
+                "of the declared range.",
             )
         if any(not s > 0 for s in stds):
             raise ConfigError(
@@ -145,8 +150,60 @@ def _range_error(data: Tensor, value_range: tuple[float, float]) -> ConfigError:
         expected=f"values over the range {low:g} to {high:g}",
         got=f"range {high:g} but min {float(data.min()):.2f}, "
         f"max {float(data.max()):.2f}",
-        hint="Declare the range that the data really has.",
+        hint="Declare the range that the data really has: --range LOW HIGH, or "
+        "value_range=(low, high).",
     )
+
+
+def in_units(images: Tensor, value_range: tuple[float, float], where: str) -> Tensor:
+    """Values as they are, where their type can reach the declared ends.
+
+    Raises:
+        ConfigError: No numbers, or a type too small for the range.
+    """
+    low, high = value_range
+    plain = not images.is_complex() and images.dtype != torch.bool
+    if plain and images.is_floating_point():
+        return images.detach().float()
+    least, most = _ends(images) if plain else (0, 0)
+    if low >= least and high <= most:
+        return images.detach().float()
+    kind = str(images.dtype).removeprefix("torch.")
+    raise ConfigError(
+        where,
+        expected=f"values over the declared range {low:g} to {high:g}",
+        got=f"{kind}, which holds {least} to {most}" if plain else kind,
+        hint="Declare the range that these data have, and audit images of one kind.",
+    )
+
+
+def _ends(images: Tensor) -> tuple[int, int]:
+    """The least and the largest value of a whole-number type."""
+    info = torch.iinfo(images.dtype)
+    return int(info.min), int(info.max)
+
+
+def from_range(images: Tensor, value_range: tuple[float, float]) -> tuple[Tensor, str]:
+    """All images of a declared range in [0, 1], and a note that says so.
+
+    Raises:
+        ConfigError: Values outside, or so few of it used that the images would be
+            black, and unrelated ones alike.
+    """
+    low, high = value_range
+    pixels = to_unit(images, value_range)
+    least, most = float(images.min()), float(images.max())
+    if most > least and most - low < _FILLED * (high - low):
+        raise ConfigError(
+            "images",
+            expected=f"values that fill the declared range {low:g} to {high:g}",
+            got=f"values from {least:g} to {most:g}, below 1/16 of it",
+            hint="Nearly black images all look alike, so that no score could tell a "
+            "leak. Declare the range that the data have, such as 0 to 4095 for 12 "
+            "bits; where the model takes other units, let the factory scale them.",
+        )
+    note = f"values {low:g} to {high:g} were mapped to [0, 1], as declared"
+    return pixels, note
 
 
 def refuse_nan(images: Tensor, first: int = 0) -> None:
@@ -197,7 +254,8 @@ def _looks_normalised(low: float, high: float) -> ConfigError:
             "images",
             expected="float pixels in [0, 1], or uint8",
             got=f"float in the range [{low:.1f}, {high:.1f}]",
-            hint="Divide by the largest value that a pixel can have, such as 255.",
+            hint="Divide by the largest value that a pixel can have, such as 255, or "
+            "declare the range: --range LOW HIGH, value_range=(low, high).",
         )
     return ConfigError(
         "images",
@@ -207,15 +265,43 @@ def _looks_normalised(low: float, high: float) -> ConfigError:
     )
 
 
-def to_png(image: Tensor) -> bytes:
+def to_range(pixels: Tensor, value_range: tuple[float, float] | None) -> Tensor:
+    """Pixels in [0, 1] in the units of a declared range, as a user would give them."""
+    if value_range is None:
+        return pixels
+    low, high = value_range
+    return pixels * (high - low) + low
+
+
+def to_png(image: Tensor, bands: list[int] | None = None) -> bytes:
     """One image (channels, height, width) in [0, 1] as a PNG, rounded for show.
 
-    Channels beyond three are left out of the picture; two are shown as grey.
+    Args:
+        image: The image.
+        bands: See :func:`privaudit.config.bands_of`; the report says which they are.
     """
     from PIL import Image
 
     array = (image.detach().cpu().clamp(0, 1) * 255).round().byte()
-    shown = array[:3] if len(array) >= 3 else array[:1].expand(3, -1, -1)
+    chosen = array[[band - 1 for band in bands_of(bands, len(array))]]
+    colours = chosen.expand(3, -1, -1)
     buffer = io.BytesIO()
-    Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG")
+    Image.fromarray(colours.permute(1, 2, 0).contiguous().numpy()).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def check_bands(chosen: Sequence[int] | None, channels: int) -> None:
+    """Refuse bands that no picture of these images can have.
+
+    Raises:
+        ConfigError: Not one or three of them, or a number that is no band.
+    """
+    if chosen is None:
+        return
+    if len(chosen) not in (1, 3) or not all(1 <= b <= channels for b in chosen):
+        raise ConfigError(
+            "Auditor.shown_bands",
+            expected=f"one or three numbers from 1 to {channels}",
+            got=", ".join(map(str, chosen)) or "none",
+            hint="Name the band for grey, or those for red, green and blue.",
+        )

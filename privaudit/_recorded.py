@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from privaudit._blind import Trial, attempt, blind_preflight, blind_record
 from privaudit._controls import positive_control, shipped_images
+from privaudit._pixels import to_range
 from privaudit._provenance import provenance
 from privaudit._runner import Clock, Run
 from privaudit._scoring import Pictures
@@ -83,7 +84,8 @@ def attack_recorded(
     if images is None:
         config = _blind_config(config, labels_given=labels is not None)
         shape = _shape(request, update, model)
-        session = opened(_stand_ins(request.batch_size, shape, labels), config)
+        others = to_range(_stand_ins(request.batch_size, shape), config.value_range)
+        session = opened(others if labels is None else (others, labels), config)
         return _recorded(session, update, fitted).audit_blind(attacks)
     session = opened(request.truth, config)
     _require_truth(session, request, update)
@@ -108,7 +110,7 @@ class RecordedSession(Session):
         known = self.config.knowledge.labels == "known"
         labels = self.first.batch.labels if known else None
         target = Target(self.model, self.exposure, AttackerKnowledge(labels))
-        pictures = Pictures()
+        pictures = Pictures(self.config.shown_bands)
         trials = self._climb_blind(attacks, target, clock)
         runs = [t.run for t in trials]
         records = [
@@ -344,11 +346,10 @@ def _shape(request: Request, update: Update, model: nn.Module) -> tuple[int, int
         ) from error
 
 
-def _stand_ins(count: int, shape: tuple[int, int, int], labels: Any) -> Any:
+def _stand_ins(count: int, shape: tuple[int, int, int]) -> Tensor:
     """Photographs of nobody's data: their step shows what the model draws."""
     images = shipped_images(min(count, 64), shape)
-    images = images[torch.arange(count) % len(images)]
-    return images if labels is None else (images, labels)
+    return images[torch.arange(count) % len(images)]
 
 
 def _require_truth(session: Session, request: Request, update: Update) -> None:

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from privaudit._pixels import Normalisation, refuse_nan, to_pixels
+from privaudit._image_files import unstacked
+from privaudit._picture_files import unreadable, values_of
+from privaudit._pixels import (
+    Normalisation,
+    from_range,
+    in_units,
+    refuse_nan,
+    to_pixels,
+)
 from privaudit.errors import ConfigError, NothingToAuditError
-
-
-def _unreadable() -> tuple[type[Exception], ...]:
-    """What PIL raises for a damaged, or a monstrous, file."""
-    from PIL.Image import DecompressionBombError
-
-    return (OSError, SyntaxError, EOFError, ValueError, DecompressionBombError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,16 @@ class Sample:
     notes: tuple[str, ...] = ()
 
 
+Range = tuple[float, float] | None
+"""The values of black and white, where the user declared them."""
+
+
 def read_sample(
-    sample: Any, normalisation: Normalisation, *, channels: int | None
+    sample: Any,
+    normalisation: Normalisation,
+    *,
+    channels: int | None,
+    value_range: Range = None,
 ) -> tuple[Sample, Normalisation]:
     """Turn whatever a user hands over into checked images in [0, 1].
 
@@ -54,6 +62,8 @@ def read_sample(
             tensor, PIL images, paths, or a list of any of these.
         normalisation: As given by the user.
         channels: What the model takes; None when unknown.
+        value_range: Black and white in the units of the images; None: [0, 1] for
+            floats, 0 to 255 for uint8.
 
     Returns:
         The sample, and the normalisation to use with it.
@@ -62,9 +72,13 @@ def read_sample(
         ConfigError: Shape, channels, range or labels cannot be used.
     """
     images, labels, keyword = _split(sample)
-    found, names, skipped = _gather(images, channels)
+    found, names, skipped = _gather(images, channels, value_range)
     _check_shape(found, channels)
     normalisation.check_channels(found.shape[1])
+    said = []
+    if value_range is not None:
+        found, note = from_range(found, value_range)
+        said.append(note)
     found, normalisation, notes = to_pixels(found, normalisation)
     labels = _labels(labels, len(found) + len(skipped))
     if labels is not None and skipped:
@@ -77,7 +91,7 @@ def read_sample(
             tuple(names),
             keyword,
             tuple((name, why) for _, name, why in skipped),
-            tuple(notes),
+            (*said, *notes),
         ),
         normalisation,
     )
@@ -95,7 +109,7 @@ def _split(sample: Any) -> tuple[Any, Any, str | None]:
             )
         key, images = next(iter(rest.items()))
         return images, sample.get("labels", sample.get("label")), str(key)
-    if isinstance(sample, tuple) and len(sample) == 2 and not _is_image(sample[1]):
+    if isinstance(sample, tuple) and len(sample) == 2 and not _is_pair(sample):
         return sample[0], sample[1], None
     if isinstance(sample, list) and _is_collated(sample):
         return sample[0], sample[1], None
@@ -106,34 +120,42 @@ def _is_collated(sample: list[Any]) -> bool:
     """What a DataLoader gives: a list of one batch of images and its labels."""
     tensors = all(isinstance(part, Tensor) for part in sample)
     return (
-        len(sample) == 2 and tensors and sample[0].dim() == 4 and sample[1].dim() <= 2
+        len(sample) == 2 and tensors and sample[0].dim() == 4 and sample[1].dim() <= 3
     )
 
 
+def _is_pair(sample: tuple[Any, ...]) -> bool:
+    """Two images, not (images, labels): behind a batch stand labels, even masks."""
+    first = sample[0]
+    batch = isinstance(first, Sequence) and not isinstance(first, str)
+    batch = batch or (isinstance(first, Tensor) and first.dim() > 3)
+    return not batch and _is_image(sample[1])
+
+
 def _is_image(value: Any) -> bool:
-    """Tell a pair of images from (images, labels)."""
+    """One image, as a tensor, a picture or a path."""
     if isinstance(value, Tensor):
         return value.dim() >= 3
     return isinstance(value, (str, Path)) or hasattr(value, "convert")
 
 
 def _gather(
-    images: Any, channels: int | None
+    images: Any, channels: int | None, value_range: Range
 ) -> tuple[Tensor, list[str], list[tuple[int, str, str]]]:
     if isinstance(images, Tensor):
-        batch = _from_tensor(images, "images")
+        batch = _from_tensor(images, "images", value_range=value_range)
         return batch, [f"image {i}" for i in range(len(batch))], []
     single = isinstance(images, (str, Path)) or hasattr(images, "convert")
-    items = [images] if single else _as_list(images)
+    items = unstacked([images] if single else _as_list(images))
     ready: list[Tensor] = []
     names: list[str] = []
     skipped: list[tuple[int, str, str]] = []
     for index, item in enumerate(items):
         name = _name(item, index)
         try:
-            ready.append(_one(item, index, channels))
+            ready.append(_one(item, index, channels, value_range))
             names.append(name)
-        except _unreadable() as error:
+        except unreadable() as error:
             skipped.append((index, name, str(error) or type(error).__name__))
     if not ready:
         raise NothingToAuditError(
@@ -164,65 +186,23 @@ def _as_list(images: Any) -> Sequence[Any]:
     )
 
 
-def _one(item: Any, index: int, channels: int | None) -> Tensor:
-    if isinstance(item, Tensor):
-        if item.dim() != 3:
-            raise ConfigError(
-                f"image {index}",
-                expected="shape (channels, height, width)",
-                got=str(tuple(item.shape)),
-                hint="Pass one tensor per image, or one tensor of shape (B, C, H, W).",
-            )
-        _check_shape(item[None], channels, index)
-        return _from_tensor(item[None], f"image {index}", index)[0]
-    image = _open(item)
-    wanted = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels or 3, "RGB")
-    if image.mode == "P":
-        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
-    if image.mode not in ("L", "RGB", "RGBA"):
-        raise _mode_error(index, image.mode, len(image.getbands()), wanted)
-    array = torch.from_numpy(np.array(image, dtype=np.uint8))
-    array = array[None] if array.dim() == 2 else array.permute(2, 0, 1)
-    if channels is not None and len(array) != channels:
-        raise _mode_error(index, image.mode, len(array), wanted, channels)
-    return array.float() / 255
-
-
-def _open(item: Any) -> Any:
-    if hasattr(item, "convert"):
-        return item
-    if not isinstance(item, (str, Path)):
+def _one(item: Any, index: int, channels: int | None, value_range: Range) -> Tensor:
+    values = values_of(item, index, channels)
+    if values.dim() != 3:
         raise ConfigError(
-            "sample",
-            expected="a tensor, a PIL image or a path",
-            got=type(item).__name__,
-            hint="Convert it first.",
+            f"image {index}",
+            expected="shape (channels, height, width)",
+            got=str(tuple(values.shape)),
+            hint="Pass one tensor per image, or one tensor of shape (B, C, H, W).",
         )
-    from PIL import Image
-
-    try:
-        with Image.open(item) as image:
-            image.load()
-            return image
-    except Image.DecompressionBombError as error:
-        raise OSError(str(error)) from error
+    _check_shape(values[None], channels, index)
+    where = f"image {index}"
+    return _from_tensor(values[None], where, index, value_range=value_range)[0]
 
 
-def _mode_error(
-    index: int, mode: str, bands: int, wanted: str, channels: int | None = None
-) -> ConfigError:
-    takes = f"{channels} channel(s)" if channels else "8-bit grey, RGB or RGBA"
-    return ConfigError(
-        f"image {index}",
-        expected=f"{takes}, as the model takes",
-        got=f"{mode} ({bands} channels)",
-        hint=f"Convert it on purpose: image.convert({wanted!r}), or "
-        f"--image-mode {wanted} on the command line. An alpha channel is never "
-        "dropped in silence.",
-    )
-
-
-def _from_tensor(images: Tensor, where: str, first: int = 0) -> Tensor:
+def _from_tensor(
+    images: Tensor, where: str, first: int = 0, *, value_range: Range = None
+) -> Tensor:
     if images.dim() != 4:
         raise ConfigError(
             where,
@@ -234,18 +214,26 @@ def _from_tensor(images: Tensor, where: str, first: int = 0) -> Tensor:
         raise ConfigError(
             where, expected="at least one image", got="none", hint="Pass images."
         )
+    if value_range is not None:
+        images = in_units(images, value_range, where)
     if images.dtype == torch.uint8:
         return images.detach().float() / 255
     if not images.is_floating_point():
-        raise ConfigError(
-            where,
-            expected="float in [0, 1] or uint8",
-            got=str(images.dtype),
-            hint="Convert it: uint8 for 0 to 255, float for 0 to 1.",
-        )
+        raise _no_range(images, where)
     data = images.detach().float()
     refuse_nan(data, first)
     return data
+
+
+def _no_range(images: Tensor, where: str) -> ConfigError:
+    kind = str(images.dtype).removeprefix("torch.")
+    return ConfigError(
+        where,
+        expected="float in [0, 1] or uint8, or a declared range",
+        got=f"{kind} values from {images.min()} to {images.max()}, and no range",
+        hint="Name the values of black and white: --range LOW HIGH on the command "
+        "line, value_range=(low, high) in Python. It is not guessed from the data.",
+    )
 
 
 def _check_shape(images: Tensor, channels: int | None, index: int = 0) -> None:
@@ -257,25 +245,34 @@ def _check_shape(images: Tensor, channels: int | None, index: int = 0) -> None:
             f"image {index}",
             expected=f"channels first: ({images.shape[-1]}, height, width)",
             got=f"channels last (HWC): {tuple(images.shape[1:])}",
-            hint="Permute it: image.permute(2, 0, 1).",
+            hint="Permute it: image.permute(2, 0, 1), or pass --channels-last on the "
+            "command line.",
         )
     if channels is None:
         return
     kind = {1: "grey", 3: "RGB", 4: "RGBA"}.get(got, "an image")
-    wanted = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels, "RGB")
+    wanted = {1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
     raise ConfigError(
         f"image {index}",
         expected=f"{channels} channels, as the model expects {channels}",
         got=f"{kind} ({got} channels)",
-        hint=f"Convert it on purpose, for example image.convert({wanted!r}).",
+        hint=f"Convert it on purpose, for example image.convert({wanted!r})."
+        if wanted
+        else f"Give all {channels} as (channels, height, width); many images in one "
+        "file are (images, channels, height, width).",
     )
+
+
+_MANY = 16
+"""More channels than images mostly have."""
 
 
 def _is_hwc(images: Tensor) -> bool:
     """Channels last, where no layer says how many channels there are."""
     height, width, last = images.shape[1:]
     large = min(height, width) > 4
-    return large and (last in (3, 4) or (last == 1 and height == width))
+    square = height == width and last < height and last <= _MANY
+    return large and (last in (3, 4) or square)
 
 
 def _same_size(images: list[Tensor], names: list[str]) -> None:

@@ -33,12 +33,14 @@ from privaudit.verdict import AttackEvidence, Score
 class Pictures:
     """PNG files by name, and the float reconstructions by attack label."""
 
+    bands: list[int] | None = None
+    """Which bands to show, from 1; None: the first three."""
     files: dict[str, bytes] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, image: Tensor) -> str:
         """Keep one picture; returns its name."""
-        self.files[name] = to_png(image)
+        self.files[name] = to_png(image, self.bands)
         return name
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from privaudit import _labels
 from privaudit._controls import positive_control, shipped_images
 from privaudit._ladder import GRADIENT_LADDER, absent
-from privaudit._pixels import Normalisation
+from privaudit._pixels import Normalisation, check_bands, to_range
 from privaudit._preflight import preflight
 from privaudit._provenance import provenance
 from privaudit._runner import (
@@ -87,7 +87,7 @@ class Session:
         joint = self.config.knowledge.labels == "joint"
         target = Target(self.model, self.exposure, AttackerKnowledge(joint=joint))
         check, doubts = preflight(self.model, self.exposure, self.first)
-        pictures = Pictures()
+        pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, target, clients, clock)
         records = [
             attack_record(r, clients, pictures, seed=self.config.seed) for r in runs
@@ -290,10 +290,15 @@ def open_session(
     loss, training_step = callables
     shared_parameters(model)
     if given is None:
-        given = shipped_images(1, stated_input_shape(model))
+        shipped = shipped_images(1, stated_input_shape(model))
+        given = to_range(shipped, config.value_range)
     sample, normalisation = read_sample(
-        given, normalisation, channels=expected_channels(model)
+        given,
+        normalisation,
+        channels=expected_channels(model),
+        value_range=config.value_range,
     )
+    check_bands(config.shown_bands, sample.images.shape[1])
     exposure = GradientExposure(
         normalisation,
         loss,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ class Auditor:
             loss where training does more than that.
         mean: Per channel, in [0, 1] units; None: the model takes pixels in [0, 1].
         std: Per channel.
+        value_range: Black and white in the units of the images, such as (0, 4095);
+            None: floats are in [0, 1], and whole numbers are uint8.
+        shown_bands: One or three bands, counted from 1, that pictures show of images
+            of many; None: the first three. Scores always use all.
         loss: (output, labels) → scalar; None is cross-entropy on the logits.
         client: How the client makes its step.
         knowledge: What the attacker knows beside model and gradient.
@@ -68,6 +73,8 @@ class Auditor:
         training_step: Callable[..., torch.Tensor] | None = None,
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
+        value_range: tuple[float, float] | None = None,
+        shown_bands: Sequence[int] | None = None,
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
         client: Client | None = None,
         knowledge: Knowledge | None = None,
@@ -88,6 +95,8 @@ class Auditor:
         self.config = AuditConfig(
             mean=None if normal.mean is None else list(normal.mean),
             std=None if normal.std is None else list(normal.std),
+            value_range=_range(value_range),
+            shown_bands=None if shown_bands is None else list(shown_bands),
             loss="cross_entropy" if loss is None else _name(loss),
             training_step=None if training_step is None else _name(training_step),
             client=client or Client(),
@@ -244,6 +253,24 @@ def _device(device: str | torch.device) -> torch.device:
             hint="Leave it out to run where the model is.",
         ) from error
     return wanted
+
+
+def _range(given: Any) -> tuple[float, float] | None:
+    """Two finite numbers, the smaller first."""
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(
+            "Auditor.value_range",
+            expected="(low, high), two finite numbers, low < high",
+            got=repr(given),
+            hint="Name the values of black and white, such as (0, 4095).",
+        )
+    return low, high
 
 
 def _name(function: Callable[..., Any]) -> str:

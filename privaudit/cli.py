@@ -8,15 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privaudit import _options as read
+from privaudit._flags import (
+    ChannelsLast,
+    ImageMode,
+    Limits,
+    MaxSsim,
+    Mode,
+    Model,
+    Numbers,
+    Out,
+    Range,
+    Redact,
+    RedactOption,
+    ResultPath,
+    Seed,
+    Size,
+    TrainingStep,
+    Weights,
+)
 from privaudit._terminal import (
     progress,
     say,
@@ -44,49 +64,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Redact = Literal["none", "originals", "all"]
 JUDGING = ("demo", "audit", "gate")
 """Commands whose last line of standard output is the verdict, whatever happens."""
-
-Model = Annotated[
-    str,
-    typer.Option("--model", help="package.module:factory or path.py:factory"),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option("--weights", help=".safetensors, or .pt with weights only"),
-]
-Numbers = Annotated[
-    str | None, typer.Option(help="One number per channel, such as 0.485,0.456,0.406")
-]
-Size = Annotated[
-    str | None,
-    typer.Option("--size", help="Resize and centre-crop to N or HEIGHTxWIDTH"),
-]
-ImageMode = Annotated[
-    Literal["RGB", "L"] | None,
-    typer.Option("--image-mode", help="Convert images on purpose"),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of every draw of the audit")
-]
-Out = Annotated[
-    Path, typer.Option("--out", help="A folder, or a .html, .pdf or .json file")
-]
-RedactOption = Annotated[
-    Redact,
-    typer.Option("--redact", help="What to blur in the report"),
-]
-MaxSsim = Annotated[
-    float | None, typer.Option("--max-ssim", help="Highest harmless SSIM")
-]
-Limits = Annotated[
-    list[str] | None,
-    typer.Option("--limit", help="Any metric, such as re_identification=.1"),
-]
-ResultPath = Annotated[
-    Path, typer.Argument(help="The folder that `audit --out` wrote, or its result.json")
-]
 
 
 @app.command()
@@ -115,18 +94,33 @@ def inspect(
     std: Numbers = None,
     size: Size = None,
     image_mode: ImageMode = None,
+    value_range: Range = None,
+    channels_last: ChannelsLast = False,
+    training_step: TrainingStep = None,
+    mode: Mode = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> int:
     """What is in the model: every random draw, what is shared, and what it means."""
     from privaudit._loading import load_images
     from privaudit.auditor import Auditor
+    from privaudit.config import Client
 
     built = _build(model, weights)
     sample = None
     if images:
-        sample = load_images(images, size=read.size(size), mode=image_mode)
+        sample = load_images(
+            images,
+            size=read.size(size),
+            mode=image_mode,
+            channels_last=channels_last,
+        )
     found = Auditor(
-        built, mean=read.numbers(mean, "mean"), std=read.numbers(std, "std")
+        built,
+        training_step=_step(training_step, mode),
+        mean=read.numbers(mean, "mean"),
+        std=read.numbers(std, "std"),
+        value_range=value_range,
+        client=Client(mode=mode or "train"),
     )
     with _own_output():
         inventory = found.inventory(sample)
@@ -147,12 +141,23 @@ def audit(
     weights: Weights = None,
     labels: Annotated[
         Path | None,
-        typer.Option("--labels", help="CSV `file,class`, JSON, or one id a line"),
+        typer.Option(
+            "--labels",
+            help="CSV `file,class`, JSON, one id a line; an array; a folder of masks",
+        ),
     ] = None,
     mean: Numbers = None,
     std: Numbers = None,
     size: Size = None,
     image_mode: ImageMode = None,
+    value_range: Range = None,
+    channels_last: ChannelsLast = False,
+    show_bands: Annotated[
+        str | None,
+        typer.Option("--show-bands", help="Bands that pictures show, such as 4,3,2"),
+    ] = None,
+    training_step: TrainingStep = None,
+    mode: Mode = None,
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", min=1, help="Images in one step; default: all"),
@@ -182,13 +187,19 @@ def audit(
 
     _check_out(out)
     policy = read.policy(max_ssim, limit)
-    pictures = load_images(images, size=read.size(size), mode=image_mode)
-    ids = None if labels is None else load_labels(labels, pictures)
+    sides = read.size(size)
+    pictures = load_images(
+        images, size=sides, mode=image_mode, channels_last=channels_last
+    )
+    ids = None if labels is None else load_labels(labels, pictures, size=sides)
     auditor = Auditor(
         _build(model, weights),
         mean=read.numbers(mean, "mean"),
         std=read.numbers(std, "std"),
-        client=Client(batch_size=batch_size),
+        training_step=_step(training_step, mode),
+        value_range=value_range,
+        shown_bands=read.bands(show_bands),
+        client=Client(batch_size=batch_size, mode=mode or "train"),
         knowledge=Knowledge(labels="inferred" if infer_labels else "known"),
         attacks=attacks if attacks in ("auto", "all") else read.words(attacks),
         policy=policy,
@@ -334,6 +345,19 @@ def _explain(verdict: Verdict) -> None:
     print(verdict.line)
 
 
+def _step(spec: str | None, mode: str | None) -> Any:
+    """The user's training step, which leaves no choice of the mode."""
+    from privaudit._loading import load_training_step
+
+    if spec is not None and mode == "train":
+        raise read.bad(
+            "--mode", "as_is, or nothing, beside --training-step: modules keep the "
+            "modes that the factory gave them", mode,
+        )  # fmt: skip
+    with _own_output():
+        return None if spec is None else load_training_step(spec)
+
+
 def _check_out(out: Path) -> None:
     """Before an audit of minutes, not after it."""
     if out.suffix.lower() not in ("", ".html", ".json", ".pdf"):
@@ -342,6 +366,17 @@ def _check_out(out: Path) -> None:
         kind = "file" if out.suffix else "folder"
         raise read.bad(
             "--out", f"a {kind}", f"{out}, which is there and is something else"
+        )
+    folder = out.parent if out.suffix else out
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise read.bad("--out", "a place that can be written", f"{out} ({why})") from (
+            error
         )
 
 

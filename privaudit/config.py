@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,6 +83,10 @@ class AuditConfig(BaseModel):
     mean: list[float] | None = None
     """Per channel, in [0, 1] units; None: the model takes images as they are."""
     std: list[float] | None = None
+    value_range: tuple[float, float] | None = None
+    """Black and white in the units of the images; None: floats are in [0, 1]."""
+    shown_bands: list[int] | None = None
+    """Which bands pictures show, from 1; None: the first three."""
     loss: str = "cross_entropy"
     """``cross_entropy`` or the name of the user's callable."""
     training_step: str | None = None
@@ -96,3 +101,13 @@ class AuditConfig(BaseModel):
     budget: Budget = PRESETS["standard"]
     seed: int = 0
     device: str | None = None
+
+
+def bands_of(chosen: Sequence[int] | None, channels: int) -> list[int]:
+    """One band (grey) or three (red, green, blue), counted from 1.
+
+    The first three, or the first of fewer, unless others were chosen.
+    """
+    if chosen is not None:
+        return list(chosen)
+    return [1, 2, 3] if channels >= 3 else [1]

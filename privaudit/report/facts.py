@@ -155,6 +155,12 @@ def image_name(names: list[str | None], position: int) -> str | None:
     return names[position] if position < len(names) else None
 
 
+def channels(record: AuditRecord) -> int:
+    """Of the images; 3, which pictures show whole, for inputs that are none."""
+    shape = record.inventory.input_shape
+    return shape[0] if len(shape) == 3 else 3
+
+
 def what(sample: SampleRecord) -> str:
     """How an image is called in running text."""
     return (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit.errors import ReportError
-from privaudit.report import phrases
+from privaudit.report import facts, phrases
 from privaudit.report.blocks import Section
 from privaudit.report.pictures import Images, Pictures
 from privaudit.report.sections import SECTIONS
@@ -35,7 +35,7 @@ def render_html(record: AuditRecord, images: Images) -> str:
     Raises:
         ReportError: The templates are not installed.
     """
-    return _render(record, Pictures(images, record.redaction))
+    return _render(record, Pictures(images, record.redaction, bands=_bands(record)))
 
 
 def render_paper(record: AuditRecord, images: Images) -> str:
@@ -44,7 +44,13 @@ def render_paper(record: AuditRecord, images: Images) -> str:
     Raises:
         ReportError: The templates are not installed.
     """
-    return _render(record, Pictures(images, record.redaction, paper=True))
+    pictures = Pictures(images, record.redaction, paper=True, bands=_bands(record))
+    return _render(record, pictures)
+
+
+def _bands(record: AuditRecord) -> str:
+    """Which bands pictures show, where they do not show all."""
+    return phrases.bands(record.config.shown_bands, facts.channels(record))
 
 
 def font(weight: str) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+from privaudit.config import bands_of
 
 DASH = "–"
 
@@ -131,3 +133,25 @@ def sentence(text: str) -> str:
     if first.replace("-", "").replace("'", "").isalpha():
         text = text[0].upper() + text[1:]
     return f"{text}{ending}"
+
+
+def bands(chosen: Sequence[int] | None, channels: int) -> str:
+    """What a picture leaves out; empty where it leaves nothing out."""
+    numbers = bands_of(chosen, channels)
+    if len(set(numbers)) == channels:
+        return ""
+    few = ", ".join(map(str, numbers))
+    return f"band{'s' if len(numbers) > 1 else ''} {few} of {channels}"
+
+
+def bands_explained(chosen: Sequence[int] | None, channels: int) -> str:
+    """The same in a sentence or two, for readers who never heard of bands."""
+    if not bands(chosen, channels):
+        return ""
+    numbers = bands_of(chosen, channels)
+    how = "in grey" if len(numbers) == 1 else "as red, green and blue"
+    return (
+        f"These images have {channels} bands. Pictures show {bands(chosen, channels)} "
+        f"{how}; what the others hold is not shown. Scores and the verdict use all "
+        "bands."
+    )

@@ -32,9 +32,15 @@ class Pictures:
     """Looks pictures up, once each, and says what is missing."""
 
     def __init__(
-        self, images: Images, redaction: Redaction, *, paper: bool = False
+        self,
+        images: Images,
+        redaction: Redaction,
+        *,
+        paper: bool = False,
+        bands: str = "",
     ) -> None:
         self._images = images
+        self._bands = bands
         self._known: dict[tuple[str, bool], Picture | None] = {}
         self.redaction = redaction
         self.paper = paper
@@ -63,8 +69,15 @@ class Pictures:
         tone: Tone = "plain",
         small: bool = False,
     ) -> Figure:
-        """The picture with its caption, or the words in its place."""
+        """The picture with its caption, or the words in its place.
+
+        Where it shows some bands of many, the words say so; beside a thumbnail there
+        is only room in those for screen readers.
+        """
         left_out = name is None and self.redaction != "none"
+        if self._bands:
+            alt = f"{alt} ({self._bands})"
+            caption = caption if small else f"{caption} · {self._bands}"
         return Figure(
             picture=self.get(name, small=small),
             caption=caption,

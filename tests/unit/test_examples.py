@@ -16,6 +16,7 @@ SAYS = {
         "without the image: privaudit: leaks |",
         "with it: privaudit: leaks |",
     ],
+    "segmentation": ["privaudit: leaks |", "reconstructions: (2, 1, 32, 32)"],
     "gate_in_python": ["privaudit: leaks |", "passes at SSIM 0.5: False"],
 }
 

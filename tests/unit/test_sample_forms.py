@@ -124,6 +124,16 @@ def test_two_images_are_not_images_and_labels(files: list[Path]) -> None:
     assert torch.equal(found.labels, soft)
 
 
+@pytest.mark.parametrize("form", [tuple, list])
+def test_behind_a_batch_stand_masks(form: Any, files: list[Path]) -> None:
+    masks = torch.zeros(2, 12, 12, dtype=torch.long)
+    found = read(form([IMAGES, masks]))
+    assert len(found.images) == 2
+    assert found.labels is not None
+    assert torch.equal(found.labels, masks)
+    assert read((files, masks)).labels is not None
+
+
 def test_names_are_those_of_the_files(files: list[Path]) -> None:
     assert read(files).names == ("a.png", "b ü.png")
     assert read(IMAGES).names == ("image 0", "image 1")
@@ -152,10 +162,14 @@ def test_hard_case_8() -> None:
     refused([torch.zeros(8, 8, 3)], r"got channels last \(HWC\): \(8, 8, 3\)")
     refused(torch.zeros(1, 8, 8, 3), r"channels last \(HWC\).*permute\(2, 0, 1\)")
     assert read([BYTES[0]]).images.max() <= 1
-    for mode in ("RGBA", "L", "CMYK", "1", "I", "F", "LA"):
+    for mode in ("RGBA", "L", "CMYK", "1", "LA"):
         error = refused([picture(0), picture(1, mode)], "image 1: expected .* as the")
         assert f"{mode} (" in error.got
         assert "convert('RGB')" in error.hint
+    for mode in ("I", "F"):  # where convert('RGB') would cut values off
+        error = refused([picture(0), picture(1, mode)], "image 1: expected .* as the")
+        assert f"{mode} (" in error.got
+        assert "cut values off" in error.hint
 
 
 @pytest.mark.parametrize("shape", [(12, 12, 3), (28, 20, 3), (28, 28, 1), (9, 9, 4)])

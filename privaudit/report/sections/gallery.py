@@ -36,7 +36,9 @@ def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
     said = _count(record, len(found), len(shown))
     if len(shown) < len(found) and pictures.paper:
         said = f"{facts.said_on_paper(len(found))} Worst first."
-    blocks: list[Block] = [Paragraph(said)]
+    bands = phrases.bands_explained(record.config.shown_bands, facts.channels(record))
+    told = (bands, said, _noted(record))
+    blocks: list[Block] = [Paragraph(text) for text in told if text]
     if not pictures.paper:
         blocks += _compare(rows[0])
     blocks.append(Gallery(rows, _control(record, pictures)))
@@ -57,6 +59,18 @@ def _count(record: AuditRecord, found: int, shown: int) -> str:
     images = phrases.plural(total, "image")
     without = f" {none} without a reconstruction." if none else ""
     return f"{shown} of {images} shown, {found - shown} omitted; {order}.{without}"
+
+
+def _noted(record: AuditRecord) -> str:
+    """What is unusual about scores that do have a value, such as a smaller window."""
+    notes = {
+        f"{phrases.metric(metric)}: {score.note}."
+        for metric in facts.per_image_metrics(record)
+        for attack in facts.deciding(record)
+        for score in attack.evidence.scores.get(metric, [])
+        if score.value is not None and score.note
+    }
+    return " ".join(sorted(notes))
 
 
 def _row(record: AuditRecord, pictures: Pictures, one: Leakiest) -> GalleryRow:

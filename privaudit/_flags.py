@@ -1,0 +1,75 @@
+"""The options of the command line that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Redact = Literal["none", "originals", "all"]
+Model = Annotated[
+    str,
+    typer.Option("--model", help="package.module:factory or path.py:factory"),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", help=".safetensors, or .pt with weights only"),
+]
+Numbers = Annotated[
+    str | None, typer.Option(help="One number per channel, such as 0.485,0.456,0.406")
+]
+Size = Annotated[
+    str | None,
+    typer.Option("--size", help="Resize and centre-crop to N or HEIGHTxWIDTH"),
+]
+ImageMode = Annotated[
+    Literal["RGB", "L"] | None,
+    typer.Option("--image-mode", help="Convert images on purpose"),
+]
+Range = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        "--range",
+        metavar="LOW HIGH",
+        help="Black and white in the units of the images, such as 0 4095",
+    ),
+]
+ChannelsLast = Annotated[
+    bool,
+    typer.Option("--channels-last", help="Array files hold (height, width, channels)"),
+]
+TrainingStep = Annotated[
+    str | None,
+    typer.Option(
+        "--training-step",
+        help="package.module:function or path.py:function of (model, inputs, labels) "
+        "that returns the loss",
+    ),
+]
+Mode = Annotated[
+    Literal["train", "as_is"] | None,
+    typer.Option(
+        "--mode", help="Modules in train mode for the step (default), or as they are"
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of every draw of the audit")
+]
+Out = Annotated[
+    Path, typer.Option("--out", help="A folder, or a .html, .pdf or .json file")
+]
+RedactOption = Annotated[
+    Redact,
+    typer.Option("--redact", help="What to blur in the report"),
+]
+MaxSsim = Annotated[
+    float | None, typer.Option("--max-ssim", help="Highest harmless SSIM")
+]
+Limits = Annotated[
+    list[str] | None,
+    typer.Option("--limit", help="Any metric, such as re_identification=.1"),
+]
+ResultPath = Annotated[
+    Path, typer.Argument(help="The folder that `audit --out` wrote, or its result.json")
+]
