@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from privaudit.distances.base import Distance
 
 if TYPE_CHECKING:
@@ -12,13 +14,15 @@ if TYPE_CHECKING:
     from privaudit.exposure.predict import GradientGuess
 
 _EPSILON = 1e-8
+"""A guess of this share of the observed norm is as good as zero."""
 
 
 class Cosine(Distance):
     """``1 − ⟨g, g*⟩ / (‖g‖·‖g*‖)`` over all parameters as one vector.
 
-    Blind to the gradient's scale, as clipping leaves it. 1e-8 in the denominator.
-    Source: Geiping 2020.
+    Blind to the gradient's scale, as clipping leaves it.
+    Source: Geiping 2020; differs in what keeps the denominator off zero: a share of
+    the observed norm, so that small gradients match at the truth as well.
     """
 
     name: ClassVar[str] = "cosine"
@@ -27,5 +31,8 @@ class Cosine(Distance):
     def measure(self, guess: GradientGuess, observed: GradientGuess) -> Tensor:
         """See :class:`~privaudit.distances.base.Distance`."""
         # The root of zero has no derivative: a zero guess is kept off it.
-        norms = (guess.square() + _EPSILON**2).sqrt() * observed.square().sqrt()
-        return 1 - guess.inner(observed) / (norms + _EPSILON)
+        square = observed.square()
+        tiny = torch.finfo(square.dtype).tiny
+        off_zero = (_EPSILON**2 * square).clamp_min(tiny)
+        norms = (guess.square() + off_zero).sqrt() * square.clamp_min(tiny).sqrt()
+        return 1 - guess.inner(observed) / norms

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -100,6 +102,23 @@ def test_leaves_the_model_bit_for_bit(attack: Attack) -> None:
     assert [p.requires_grad for p in case.model.parameters()] == wants
     assert all(p.grad is None for p in case.model.parameters())
     assert torch.equal(torch.get_rng_state(), state), "draws from the world"
+
+
+def _numpy_state() -> list[object]:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    inner = state["state"]
+    return [inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"]]
+
+
+def test_draws_from_nothing_but_its_generator(attack: Attack) -> None:
+    """Hard case 12: torch, numpy and Python are left where they were, step by step."""
+    case = case_of(leaky())
+    before = torch.get_rng_state(), _numpy_state(), random.getstate()
+    case.attack(attack)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert _numpy_state() == before[1]
+    assert random.getstate() == before[2]
 
 
 def test_is_deterministic_for_one_seed(attack: Attack) -> None:
