@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privaudit._precision import divided, loss_scale
 from privaudit._runner import RANGE_TOLERANCE, SAME_IMAGE_MSE, Client, Clock, Run
 from privaudit._scoring import Pictures
 from privaudit.attacks import Attack
@@ -32,7 +33,7 @@ from privaudit.types import (
     Reconstruction,
     Target,
 )
-from privaudit.verdict import GRADIENT_MATCH, AttackEvidence, Score
+from privaudit.verdict import GRADIENT_MATCH, AttackEvidence, Score, above_noise
 
 _NO_TRUTH = "the images of the step were not given"
 
@@ -65,7 +66,10 @@ def _outcome(
     observation = client.step.observation
     try:
         found = attack.run(target, observation, budget=share, generator=generator)
-        return _held_against(found, target, observation, generator)
+        noise = client.noise_floor
+        return _held_against(
+            found, target, observation, generator=generator, noise=noise
+        )
     except Exception as error:  # noqa: BLE001  a plug-in may break in any way
         first = next(iter(str(error).splitlines()), "")
         return _nothing("failed", f"{type(error).__name__}: {first}")
@@ -79,20 +83,37 @@ def _held_against(
     found: Reconstruction,
     target: Target,
     observation: Observation,
+    *,
     generator: torch.Generator,
+    noise: float,
 ) -> tuple[Reconstruction, Score]:
-    """Exact means here: the whole gradient comes out of the image again."""
+    """Exact means here: the whole gradient comes out of the image again.
+
+    Where the client rounds more than float32 does, a closed form that leaves no choice
+    counts up to the noise of that. A search does not: it may use the noise.
+    """
     if found.images is None or not _is_picture(found.images, observation):
         if found.images is None and found.state in ("skipped", "failed", "stopped"):
             return found, Score(value=None, note=found.reason)
         return _nothing("failed", "gives no image of the size asked for in [0, 1]")
-    error, reason = _whole_error(found, target, observation, generator)
-    if error is not None and error < EXACT:
+    tolerance = above_noise(EXACT, noise)
+    error, reason = _whole_error(
+        found, target, observation, generator=generator, noise=noise
+    )
+    reach = tolerance if found.determined else EXACT
+    if error is not None and error < reach:
         structure = structure_of(target, observation, generator)
         doubt = _rivals(found, structure, observation, generator)
         if doubt is None:
-            exact = replace(found, state="exact", residual=error)
-            return exact, Score(value=error, note="of the whole recomputed gradient")
+            note = "of the whole recomputed gradient"
+            if error < EXACT:
+                exact = replace(found, state="exact", residual=error)
+                return exact, Score(value=error, note=note)
+            text = f"the whole gradient is matched up to its rounding ({error:.1e})"
+            near = replace(
+                found, residual=error, reason=f"{found.reason}; {text}".lstrip("; ")
+            )
+            return near, Score(value=error, note=f"{note}, up to its rounding")
         reason = f"the whole gradient is matched ({error:.1e}), but {doubt}"
     state = "plateau" if found.state in ("exact", "converged") else found.state
     weaker = replace(
@@ -101,7 +122,7 @@ def _held_against(
         reason="; ".join(r for r in (found.reason, reason) if r),
         residual=found.residual if error is None else error,
     )
-    unmatched = error is None or error < EXACT
+    unmatched = error is None or error < tolerance
     return weaker, Score(value=None if unmatched else error, note=reason)
 
 
@@ -120,7 +141,8 @@ def _rivals(
         return "the first layer does not see the whole image: others look alike to it"
     search = found.search
     if search is None:
-        return None if found.state == "exact" else "other images match as well"
+        known = found.state == "exact" or found.determined
+        return None if known else "other images match as well"
     if structure.first.weight not in observation.gradients:
         return "the first layer is not shared: many images have the same features"
     equations = sum(int(g.count_nonzero()) for g in observation.gradients.values())
@@ -153,7 +175,9 @@ def _whole_error(
     found: Reconstruction,
     target: Target,
     observation: Observation,
+    *,
     generator: torch.Generator,
+    noise: float,
 ) -> tuple[float | None, str]:
     """Relative error of the whole gradient of the image found, or why there is none.
 
@@ -181,8 +205,13 @@ def _whole_error(
     device = next(iter(observation.gradients.values())).device
     batch = Batch(images.to(device), None if labels is None else labels.to(device))
     guess = target.exposure.gradient(target.model, batch, tape=tape)
-    error = relative_error(guess, observation.gradients)
-    return error, f"the whole recomputed gradient is off by {error:.1e} (relative)"
+    observed, scaled = observation.gradients, ""
+    scale = loss_scale(guess, observed, noise)
+    if scale is not None:
+        observed, scaled = divided(observed, scale), f", divided by its scale {scale:g}"
+    error = relative_error(guess, observed)
+    off = f"is off by {error:.1e} (relative)"
+    return error, f"the whole recomputed gradient {off}{scaled}"
 
 
 def _labels(scene: Scene, found: Reconstruction) -> Tensor | None:
@@ -273,10 +302,11 @@ def _finite(value: float) -> bool:
     return math.isfinite(value)
 
 
-def blind_preflight() -> Preflight:
+def blind_preflight(client: Client) -> Preflight:
     return Preflight(
         replay_error=None,
         loss_at_truth=None,
+        noise_floor=client.noise_floor or None,
         double_backward=f"not probed: {_NO_TRUTH}",
         notes=[f"{_NO_TRUTH}: the audit's own checks at the truth were not made"],
     )

@@ -21,7 +21,7 @@ from privaudit.inventory.findings import (
 from privaudit.result import Preflight
 from privaudit.tape import Tape
 from privaudit.types import Batch
-from privaudit.verdict import TRUTH_TOLERANCE
+from privaudit.verdict import TRUTH_TOLERANCE, above_noise
 
 REPLAY_TOLERANCE = 1e-5
 DERIVATIVE_TOLERANCE = 1e-3
@@ -39,6 +39,7 @@ def preflight(
             Preflight(
                 replay_error=None,
                 loss_at_truth=None,
+                noise_floor=client.noise_floor or None,
                 double_backward=second,
                 notes=notes,
             ),
@@ -55,13 +56,14 @@ def preflight(
         exposure.gradient(model, batch, tape=step.tape), step.observation.gradients
     )
     second, found = _second_derivative(model, exposure, client)
-    if truth > TRUTH_TOLERANCE:
+    if truth > above_noise(TRUTH_TOLERANCE, client.noise_floor):
         notes.append(f"the gradient at the truth is off by {truth:.1e} (relative)")
         found.append(truth_does_not_fit(truth))
     return (
         Preflight(
             replay_error=replay,
             loss_at_truth=truth,
+            noise_floor=client.noise_floor or None,
             double_backward=second,
             notes=notes,
         ),
@@ -155,13 +157,14 @@ def derivative_mismatch(
     model, batch, tape, step = _precise(model, client)
     generator = torch.Generator().manual_seed(0)
     along = torch.randn(batch.images.shape, generator=generator).to(batch.images)
-    fixed = exposure.gradient(model, batch, tape=tape)
+    precise = exposure.precise
+    fixed = exposure.gradient(model, batch, tape=tape, precise=precise)
     live = [n for n, g in fixed.items() if bool(g.any())]
 
     def product(images: Tensor, *, graph: bool = False) -> Tensor:
         moved = exposure.gradient(
             model, Batch(images, batch.labels), tape=tape, names=frozenset(live),
-            create_graph=graph,
+            create_graph=graph, precise=precise,
         )  # fmt: skip
         return torch.stack([(moved[n] * fixed[n]).sum() for n in live]).sum()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from privaudit._blind import Trial, attempt, blind_preflight, blind_record
 from privaudit._controls import positive_control, shipped_images
 from privaudit._pixels import to_range
+from privaudit._precision import require_scale, unscaled
 from privaudit._provenance import provenance
 from privaudit._runner import Clock, Run
 from privaudit._scoring import Pictures
@@ -20,6 +21,7 @@ from privaudit._session import Session
 from privaudit._shape import stated_input_shape
 from privaudit._update import Update
 from privaudit._update_fit import Fitted
+from privaudit._update_notes import notes_on
 from privaudit.attacks import Attack
 from privaudit.attacks._forms import EXACT
 from privaudit.config import AuditConfig, Knowledge
@@ -36,6 +38,7 @@ from privaudit.result import (
 from privaudit.tape import Tape
 from privaudit.types import (
     AttackerKnowledge,
+    Autocast,
     Observation,
     Target,
 )
@@ -43,6 +46,7 @@ from privaudit.verdict import (
     GRADIENT_MATCH,
     Limit,
     Policy,
+    above_noise,
     judge,
 )
 
@@ -58,6 +62,7 @@ class Request:
     truth: Any
     image_shape: tuple[int, int, int] | None
     other_weights: bool
+    loss_scale: float | None
 
 
 def attack_recorded(
@@ -74,10 +79,15 @@ def attack_recorded(
     """
     update = _as_update(request.update)
     _require_size(request.batch_size)
+    require_scale(request.loss_scale)
     fitted = update.fit(model, other_weights=request.other_weights)
     mode = _set_modes(model, update, config)
     client = config.client.model_copy(
-        update={"batch_size": request.batch_size, "mode": mode}
+        update={
+            "batch_size": request.batch_size,
+            "mode": mode,
+            "autocast": _autocast(update, config),
+        }
     )
     config = config.model_copy(update={"client": client})
     images, labels = _split(request.truth)
@@ -86,10 +96,11 @@ def attack_recorded(
         shape = _shape(request, update, model)
         others = to_range(_stand_ins(request.batch_size, shape), config.value_range)
         session = opened(others if labels is None else (others, labels), config)
-        return _recorded(session, update, fitted).audit_blind(attacks)
+        session.config = _blind_limit(session)
+        return _recorded(session, update, fitted, request).audit_blind(attacks)
     session = opened(request.truth, config)
     _require_truth(session, request, update)
-    return _recorded(session, update, fitted).audit(attacks)
+    return _recorded(session, update, fitted, request).audit(attacks)
 
 
 @dataclass
@@ -103,13 +114,15 @@ class RecordedSession(Session):
 
     update: Update = field(kw_only=True)
     left_out: Mapping[str, str] = field(kw_only=True)
+    scale_notes: Sequence[Finding] = field(kw_only=True)
 
     def audit_blind(self, attacks: Sequence[Attack]) -> AuditResult:
         """Attack without the truth: an image counts where it gives the gradient."""
         clock = Clock(self.config.budget, self.started)
         known = self.config.knowledge.labels == "known"
         labels = self.first.batch.labels if known else None
-        target = Target(self.model, self.exposure, AttackerKnowledge(labels))
+        knowledge = AttackerKnowledge(labels)
+        target = Target(self.precision.model, self.exposure, knowledge)
         pictures = Pictures(self.config.shown_bands)
         trials = self._climb_blind(attacks, target, clock)
         runs = [t.run for t in trials]
@@ -131,7 +144,7 @@ class RecordedSession(Session):
             config=self.config,
             threat_model=self._threat_model(),
             inventory=self._with_findings(runs, []),
-            preflight=blind_preflight(),
+            preflight=blind_preflight(self.first),
             samples=[self._unseen(i) for i in range(count)],
             truth_known=False,
             attacks=records,
@@ -179,8 +192,9 @@ class RecordedSession(Session):
         self, runs: Sequence[Run], doubts: Sequence[Finding]
     ) -> Inventory:
         found = super()._with_findings(runs, doubts)
-        own = _findings(self.update, self.left_out, known=self.first.masks_known)
-        return found.model_copy(update={"findings": [*found.findings, *own]})
+        own = notes_on(self.update, self.left_out, known=self.first.masks_known)
+        listed = [*found.findings, *self.scale_notes, *own]
+        return found.model_copy(update={"findings": listed})
 
     def _threat_model(self) -> ThreatModel:
         usual = super()._threat_model()
@@ -189,17 +203,29 @@ class RecordedSession(Session):
         )
 
 
-def _recorded(session: Session, update: Update, fitted: Fitted) -> RecordedSession:
+def _recorded(
+    session: Session, update: Update, fitted: Fitted, request: Request
+) -> RecordedSession:
     """The session with the recorded gradient in place of the live one."""
     live = session.first
     seen = live.step.observation
-    observation = Observation(fitted.gradients, seen.batch_size, seen.image_shape)
     tape, known = _masks(update, live.step.tape)
+    at_truth = known and _split(request.truth)[0] is not None
+    plain = unscaled(
+        fitted.gradients,
+        request.loss_scale,
+        same=session.recomputed(tape) if at_truth else None,
+        like=seen.gradients,
+        noise=live.noise_floor,
+    )
+    observation = Observation(plain.gradients, seen.batch_size, seen.image_shape)
     step = replace(live.step, observation=observation, tape=tape)
     first = replace(live, step=step, masks_known=known)
     values = {f.name: getattr(session, f.name) for f in fields(Session)}
     values["first"] = first
-    return RecordedSession(**values, update=update, left_out=fitted.left_out)
+    return RecordedSession(
+        **values, update=update, left_out=fitted.left_out, scale_notes=plain.findings
+    )
 
 
 def _masks(update: Update, live: Tape) -> tuple[Tape, bool]:
@@ -219,43 +245,6 @@ def _masks(update: Update, live: Tape) -> tuple[Tape, bool]:
     device = next((d.value.device for d in live if d.value is not None), None)
     values = [None if d.value is None else d.value.to(device) for d in update.masks[0]]
     return update.masks[0].with_values(values), True
-
-
-def _findings(
-    update: Update, left_out: Mapping[str, str], *, known: bool
-) -> list[Finding]:
-    facts = update.facts
-    passes = facts.micro_batches or 1
-    texts = [
-        f"Source: {facts.source}, privaudit {facts.privaudit}, torch {facts.torch}. "
-        "Whether the loss was a mean or a sum over the batch does not show."
-    ]
-    if passes > 1:
-        texts.append(f"Gradients of {passes} backward passes were added up.")
-    if not facts.weights:
-        texts.append("With which weights it was made is not known, so not checked.")
-    if not known:
-        texts.append(
-            "The client's dropout masks are not known to the audit: exact claims were "
-            "held against the images, not against the masks."
-        )
-    texts += [f"{name} was left out: {why}." for name, why in left_out.items()]
-    found = [_note("recorded-update", "A recorded gradient", " ".join(texts))]
-    if facts.rounding is not None and facts.rounding >= EXACT:
-        found.append(
-            _note(
-                "update-rounded",
-                "Subtracting weights has rounded the gradient",
-                f"Up to {facts.rounding:.1e} of it (relative). An exact match "
-                f"(below {EXACT:g}) may be out of reach though the image leaks.",
-                severity="warning",
-            )
-        )
-    return found
-
-
-def _note(code: str, title: str, text: str, *, severity: Any = "info") -> Finding:
-    return Finding(code=code, severity=severity, where="update", title=title, text=text)
 
 
 def _as_update(given: Any) -> Update:
@@ -304,6 +293,19 @@ def _set_modes(model: nn.Module, update: Update, config: AuditConfig) -> Any:
     return "as_is"
 
 
+def _autocast(update: Update, config: AuditConfig) -> Autocast | None:
+    """What the step ran under: as recorded, or as the caller says."""
+    noted, given = update.facts.autocast, config.client.autocast
+    if noted and given and noted != given:
+        raise ConfigError(
+            "Auditor.client.autocast",
+            expected=f"{noted!r}, as in the recorded step",
+            got=repr(given),
+            hint="Leave it out: the recording says what the step ran under.",
+        )
+    return noted or given
+
+
 def _split(truth: Any) -> tuple[Any, Any]:
     """(images, labels); images are None where only labels, or nothing, is given."""
     if truth is None:
@@ -314,17 +316,23 @@ def _split(truth: Any) -> tuple[Any, Any]:
 
 
 def _blind_config(config: AuditConfig, *, labels_given: bool) -> AuditConfig:
-    """Labels that nobody gave are read off; a match of the gradient is a leak."""
-    changes: dict[str, Any] = {"policy": _blind_policy(config.policy)}
-    if not labels_given:
-        changes["knowledge"] = Knowledge(labels="inferred")
-    return config.model_copy(update=changes)
+    """Labels that nobody gave are read off."""
+    if labels_given:
+        return config
+    return config.model_copy(update={"knowledge": Knowledge(labels="inferred")})
 
 
-def _blind_policy(policy: Policy) -> Policy:
+def _blind_limit(session: Session) -> AuditConfig:
+    """A match of the gradient is a leak, up to what the client's precision rounds."""
+    limit = above_noise(EXACT, session.precision.noise_floor)
+    policy = _blind_policy(session.config.policy, limit)
+    return session.config.model_copy(update={"policy": policy})
+
+
+def _blind_policy(policy: Policy, highest: float) -> Policy:
     if GRADIENT_MATCH in policy.limits:
         return policy
-    limit = Limit(limit=EXACT, lower_is_leakier=True)
+    limit = Limit(limit=highest, lower_is_leakier=True)
     limits = {**policy.limits, GRADIENT_MATCH: limit}
     name = f"{policy.name}+{GRADIENT_MATCH}"
     return policy.model_copy(update={"name": name, "limits": limits})

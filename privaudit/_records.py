@@ -49,6 +49,9 @@ class Preflight(Record):
     """Largest difference of the outputs when the recorded masks are replayed."""
     loss_at_truth: float | None
     """Relative error of the recomputed gradient at the true input and masks."""
+    noise_floor: float | None = None
+    """‖g - g₃₂‖ / ‖g‖ of a step in reduced precision and the same in float32, at the
+    truth where it is known; None where the step is in full precision."""
     double_backward: str
     """``ok``, or what stands in the way of a second derivative."""
     notes: list[str] = Field(default_factory=list)
@@ -239,7 +242,7 @@ class AuditRecord(Record):
             self.positive_control,
             self.unrelated,
             truth_known=self.truth_known,
-            truth_error=self.preflight.loss_at_truth,
+            preflight=self.preflight,
             skipped=len(self.skipped_inputs),
         )
 
@@ -251,14 +254,15 @@ def gather_evidence(
     unrelated: list[UnrelatedPairs],
     *,
     truth_known: bool = True,
-    truth_error: float | None = None,
+    preflight: Preflight | None = None,
     skipped: int = 0,
 ) -> Evidence:
     """What the judge gets to see: scores, states and controls."""
     return Evidence(
         samples=samples,
         truth_known=truth_known,
-        truth_error=truth_error,
+        truth_error=preflight and preflight.loss_at_truth,
+        noise_floor=preflight and preflight.noise_floor,
         skipped_inputs=skipped,
         attacks=[a.evidence for a in attacks],
         positive_control=control

@@ -15,7 +15,7 @@ from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.exposure import ClientStep, relative_error
 from privaudit.types import AttackerKnowledge, Batch, Reconstruction, Target
-from privaudit.verdict import AttackState
+from privaudit.verdict import AttackState, above_noise
 
 CLAIM_TOLERANCE = 1e-2
 """A claim of exactness is refused when the client's own masks give a gradient further
@@ -42,12 +42,14 @@ class Client:
     Attributes:
         masks_known: False for a gradient that was recorded without them: the tape of
             its step then only shows which calls draw.
+        noise_floor: Relative rounding of its gradient; 0 in full precision.
     """
 
     batch: Batch
     step: ClientStep
     rows: range
     masks_known: bool = True
+    noise_floor: float = 0.0
 
     def held(self) -> Client:
         """Itself: the step is there."""
@@ -65,6 +67,7 @@ class WaitingClient:
     make: Callable[[], ClientStep]
     rows: range
     masks_known: bool = True
+    noise_floor: float = 0.0
 
     @property
     def step(self) -> ClientStep:
@@ -73,7 +76,9 @@ class WaitingClient:
 
     def held(self) -> Client:
         """The client with its step in hand."""
-        return Client(self.batch, self.make(), self.rows, self.masks_known)
+        return Client(
+            self.batch, self.make(), self.rows, self.masks_known, self.noise_floor
+        )
 
 
 AnyClient = Client | WaitingClient
@@ -269,10 +274,11 @@ def _verified(
     if not client.masks_known:
         return _verified_by_image(outcome, client)
     apart = observation_error(target, client, images) if images is not None else 0.0
-    if apart > CLAIM_TOLERANCE and outcome.search is not None:
+    tolerance = above_noise(CLAIM_TOLERANCE, client.noise_floor)
+    if apart > tolerance and outcome.search is not None:
         # Masks of its own making explain the gradient as well as the client's do.
         return replace(outcome, state=_short_of_exact(outcome), residual=apart)
-    if images is None or apart > CLAIM_TOLERANCE:
+    if images is None or apart > tolerance:
         reason = (
             "claims an exact match, but the client's step on it gives another gradient "
             f"(relative error {apart:.1e})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from privaudit import _labels
 from privaudit._controls import positive_control, shipped_images
 from privaudit._ladder import GRADIENT_LADDER, absent
 from privaudit._pixels import Normalisation, check_bands, to_range
+from privaudit._precision import Precision, examine
 from privaudit._preflight import preflight
 from privaudit._provenance import provenance
 from privaudit._runner import (
@@ -70,6 +71,7 @@ class Session:
     step_seconds: float
     inventory: Inventory
     started: float
+    precision: Precision
 
     @property
     def client_count(self) -> int:
@@ -80,12 +82,17 @@ class Session:
     def _client_size(self) -> int:
         return self.config.client.batch_size or len(self.sample.images)
 
+    def recomputed(self, tape: Tape) -> dict[str, Tensor]:
+        """The gradient of the first client under the masks of ``tape``."""
+        return self.exposure.gradient(self.model, self.first.batch, tape=tape)
+
     def audit(self, attacks: Sequence[Attack]) -> AuditResult:
         """Attack, score, control, judge."""
         clock = Clock(self.config.budget, self.started)
         clients: list[AnyClient] = [self.first, *self._other_clients()]
         joint = self.config.knowledge.labels == "joint"
-        target = Target(self.model, self.exposure, AttackerKnowledge(joint=joint))
+        known = AttackerKnowledge(joint=joint)
+        target = Target(self.precision.model, self.exposure, known)
         check, doubts = preflight(self.model, self.exposure, self.first)
         pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, target, clients, clock)
@@ -106,7 +113,7 @@ class Session:
             records,
             control,
             pairs,
-            truth_error=check.loss_at_truth,
+            preflight=check,
             skipped=len(self.sample.skipped),
         )
         verdict = judge(evidence, self.config.policy)
@@ -204,6 +211,7 @@ class Session:
             batch,
             lambda: self.exposure.observe(self.model, batch, seed=seed),
             range(start, start + len(batch)),
+            noise_floor=self.first.noise_floor,
         )
 
     def _batch(self, start: int, stop: int) -> Batch:
@@ -264,12 +272,12 @@ class Session:
                  "where dropout sits, and its rates"]  # fmt: skip
         hidden = ["the images", "the dropout masks that the client drew"]
         (knows if known else hidden).append("the labels")
+        shared = f"{self.inventory.trainable} parameters, {self.precision.gradient}"
         return ThreatModel(
             exposure="gradient of one local training step",
             attacker="honest-but-curious server of a federated training",
             sees=[
-                f"the gradient of {self.inventory.trainable} parameters, exact, of one "
-                f"step on {self._client_size} image(s)"
+                f"the gradient of {shared}, of one step on {self._client_size} image(s)"
             ],
             knows=knows,
             does_not_know=hidden,
@@ -305,6 +313,7 @@ def open_session(
         training_step,
         config.client.mode,
         sample.keyword or input_keyword(model),
+        autocast=config.client.autocast,
     )
     output, eval_tape = _eval_pass(model, exposure, sample)
     labels = _labels.settle(model, exposure, sample, output)
@@ -314,11 +323,15 @@ def open_session(
     with OutsideWatch(model) as watch:
         first = _client(model, exposure, batch, 0, seed=config.seed)
     seconds = time.monotonic() - before
+    precision = examine(model, exposure, first)
+    first = replace(first, noise_floor=precision.noise_floor or 0.0)
+    notes = [*notes, *precision.findings]
     evidence = Evidence(first.step, eval_tape, watch.found, notes)
     inventory = take(model, evidence)
     return Session(
-        model, exposure, sample, labels, config, first, seconds, inventory, started
-    )
+        model, precision.exposure, sample, labels, config, first, seconds, inventory,
+        started, precision,
+    )  # fmt: skip
 
 
 def _client(

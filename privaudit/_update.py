@@ -96,7 +96,7 @@ class Update:
         facts = UpdateFacts(
             source="weight difference",
             lr=step,
-            rounding=_rounding(before, changed),
+            rounding=_rounding(before, after, changed),
             weights=digests(before),
         )
         return cls(gradients, facts)
@@ -256,11 +256,18 @@ def _norm(tensors: Iterable[Tensor]) -> float:
     return float(sum(float(t.double().square().sum()) for t in tensors) ** 0.5)
 
 
-def _rounding(before: Mapping[str, Tensor], changed: float) -> float:
-    """Half a unit in the last place of the weights, against the change itself."""
+def _rounding(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], changed: float
+) -> float:
+    """Half a unit in the last place of the weights, against the change itself.
+
+    Of the larger of both: a small weight may have grown by its step.
+    """
     lost = [
-        torch.finfo(t.dtype).eps / 2 * t.detach().double()
-        for t in before.values()
+        torch.finfo(t.dtype).eps
+        / 2
+        * torch.maximum(t.detach().double().abs(), after[n].detach().double().abs())
+        for n, t in before.items()
         if t.is_floating_point()
     ]
     return _norm(lost) / changed

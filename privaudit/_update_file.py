@@ -57,6 +57,8 @@ class UpdateFacts(BaseModel):
     """Whether the loss was a mean or a sum over the batch does not show."""
     mode: StepMode | None = None
     """Modes of the modules during the step; None where nobody looked."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """What autocast cast to when the model was called; None: off, or nobody looked."""
     image_shape: tuple[int, int, int] | None = None
     """(channels, height, width) that the model was given; None where nobody looked."""
     micro_batches: int | None = None

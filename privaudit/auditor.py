@@ -164,6 +164,7 @@ class Auditor:
         truth: Any = None,
         image_shape: tuple[int, int, int] | None = None,
         other_weights: bool = False,
+        loss_scale: float | None = None,
     ) -> AuditResult:
         """Attack a gradient that was recorded elsewhere, as the server would.
 
@@ -181,6 +182,8 @@ class Auditor:
             image_shape: (channels, height, width), where neither the update nor the
                 model states it.
             other_weights: True attacks an update that was made with other weights.
+            loss_scale: Factor that a GradScaler left in the gradient; None: found
+                where the gradient can be recomputed, at the truth or at an image found.
 
         Raises:
             ConfigError: The update is not of this model, or the truth not of the
@@ -188,7 +191,9 @@ class Auditor:
         """
         from privaudit._recorded import Request, attack_recorded
 
-        request = Request(update, batch_size, truth, image_shape, other_weights)
+        request = Request(
+            update, batch_size, truth, image_shape, other_weights, loss_scale
+        )
         started = time.monotonic()
         with pristine(self._model), _differentiable():
             return attack_recorded(

@@ -14,7 +14,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -162,6 +162,10 @@ def audit(
         int | None,
         typer.Option("--batch-size", min=1, help="Images in one step; default: all"),
     ] = None,
+    autocast: Annotated[
+        Literal["bfloat16", "float16"] | None,
+        typer.Option("--autocast", help="Mixed precision that the client trains in"),
+    ] = None,
     attacks: Annotated[
         str, typer.Option("--attacks", help="auto, all, or names with commas")
     ] = "auto",
@@ -199,7 +203,7 @@ def audit(
         training_step=_step(training_step, mode),
         value_range=value_range,
         shown_bands=read.bands(show_bands),
-        client=Client(batch_size=batch_size, mode=mode or "train"),
+        client=Client(batch_size=batch_size, mode=mode or "train", autocast=autocast),
         knowledge=Knowledge(labels="inferred" if infer_labels else "known"),
         attacks=attacks if attacks in ("auto", "all") else read.words(attacks),
         policy=policy,

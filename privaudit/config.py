@@ -25,6 +25,9 @@ class Client(BaseModel):
     optimizer: Literal["sgd"] = "sgd"
     mode: Literal["train", "as_is"] = "train"
     """``train``: the step runs in train mode; ``as_is``: modes stay as given."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """What the step's forward pass and loss run under, as with ``torch.autocast``;
+    ``float16`` with a loss scale that fits. None: no autocast but the step's own."""
 
 
 class Knowledge(BaseModel):

@@ -22,8 +22,10 @@ from privaudit._update_fit import require_finite
 from privaudit.errors import ConfigError
 from privaudit.exposure import shared_parameters, unwrap
 from privaudit.exposure.conditions import keep_activations
+from privaudit.exposure.precision import autocast_now
 from privaudit.exposure.unwrap import compiled_parts
 from privaudit.tape import Recorder, Tape
+from privaudit.types import Autocast
 
 _WHERE = "record_step(model)"
 
@@ -126,6 +128,7 @@ class _Watch:
         self._versions: dict[str, int] = {}
         self._mode: StepMode | None = None
         self._image_shape: tuple[int, int, int] | None = None
+        self._autocast: Autocast | None = None
 
     def start(self, stack: ExitStack) -> None:
         """Put the hooks in place, last in each row; ``stack`` takes them away."""
@@ -157,6 +160,7 @@ class _Watch:
             source="recorded step",
             model=type(self._model).__name__,
             mode=self._mode,
+            autocast=self._autocast,
             image_shape=self._image_shape,
             micro_batches=max(self.passes.values()),
             absent=[n for n in self._shared if n not in gradients],
@@ -165,7 +169,9 @@ class _Watch:
         return Update({n: g.cpu() for n, g in gradients.items()}, facts, tapes)
 
     def _forward(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """The size of the input, where the model itself is called."""
+        """Autocast and the size of the input, where the model itself is called."""
+        if torch.is_grad_enabled():
+            self._autocast = autocast_now(self._model)
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.dim() == 4:
                 channels, height, width = value.shape[1:]

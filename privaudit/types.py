@@ -114,6 +114,8 @@ class Reconstruction:
         labels: Class ids that the attacker read off; None where it refused to.
         notes: Facts for the reader, such as why labels were refused.
         masks: The client's masks, as far as the attack found them.
+        determined: True where the form that recovered the images leaves no choice of
+            others, whether or not noise keeps them from being exact.
         search: How an optimisation went; None for closed forms.
     """
 
@@ -126,6 +128,7 @@ class Reconstruction:
     labels: Tensor | None = None
     notes: Sequence[str] = field(default_factory=tuple)
     masks: Tape | None = None
+    determined: bool = False
     search: Search | None = None
 
 
@@ -155,3 +158,4 @@ class Search:
 
 
 Mode = Literal["train", "as_is"]
+Autocast = Literal["bfloat16", "float16"]

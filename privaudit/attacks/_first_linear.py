@@ -47,7 +47,7 @@ def with_bias(scene: Scene) -> Attempt:
     if residual >= EXACT:
         # Noise, rounding or a penalty on the weights: a picture all the same.
         reason += f"; approximate: {residual:.1e} of it is not of rank 1"
-        return Attempt(WITH_BIAS, True, reason, image, residual, unique=False)
+        return Attempt(WITH_BIAS, True, reason, image, residual)
     masks = read_masks(scene)
     return Attempt(WITH_BIAS, True, reason, image, residual, tape=masks.tape)
 
@@ -69,7 +69,7 @@ def without_bias(scene: Scene) -> Attempt:
     if not weight.any():
         return no_gradient(WITHOUT_BIAS, first.path)
     direction, residual = _rank_one(weight)
-    if residual >= EXACT:
+    if residual >= NEARLY:
         reason = f"the gradient of {first.path} is not of rank 1 ({residual:.1e})"
         return Attempt(WITHOUT_BIAS, False, reason, residual=residual)
     masks = read_masks(scene)

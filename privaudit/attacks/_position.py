@@ -68,7 +68,7 @@ def _solve(scene: Scene, delta: Tensor, weight: Tensor, *, name: str) -> Attempt
             f"{int((s > _RANK_TOLERANCE * s[0]).sum())}"
         )
     elif residual >= EXACT:
-        reason += f"; they do not fit all equations ({residual:.1e})"
+        reason += f"; approximate: they do not fit all equations ({residual:.1e})"
     return Attempt(POSITION, True, reason, image, residual, unique=full)
 
 

@@ -39,7 +39,7 @@ def find_scale(
     # Once more with a step of visible size: a difference of near equals is rounding.
     length = 0.25 / slope.abs().max().clamp_min(1e-12)
     slope = (inputs.invert(length * direction) - origin) / length
-    low, high = _interval(origin, slope)
+    low, high = interval(origin, slope)
     others = frozenset(scene.observation.gradients) - {first.weight or ""}
     if not others:
         return Attempt(form, False, "scale unknown: nothing else is shared")
@@ -48,15 +48,18 @@ def find_scale(
     image = origin + scale * slope
     whole = scene.recomputed_error(image, tape)
     residual = best if whole is None else whole
-    unique = rival >= EXACT
+    # Under noise no scale fits exactly: a rival has to fit clearly worse.
+    unique = rival >= max(EXACT, 2 * best)
     reason = f"{first.path}: direction from its gradient, scale from the rest of it"
+    if residual >= EXACT:
+        reason += f"; approximate: off by {residual:.1e} (relative)"
     if not unique:
         reason += "; another scale or sign matches as well"
     return Attempt(form, True, reason, image, residual, unique, tape)
 
 
-def _interval(origin: Tensor, slope: Tensor) -> tuple[float, float]:
-    """Scales for which the image stays in [0, 1], with a little slack."""
+def interval(origin: Tensor, slope: Tensor) -> tuple[float, float]:
+    """Scales for which ``origin + s · slope`` stays in [0, 1], with a little slack."""
     moving = slope.abs() > 1e-9 * slope.abs().max()
     at, per = origin[moving], slope[moving]
     ends = torch.stack([(-_SLACK - at) / per, (1 + _SLACK - at) / per])

@@ -116,6 +116,7 @@ def _report(
         forms=outcomes,
         labels=guess.labels,
         notes=notes,
+        determined=best.images is not None and best.unique,
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
+from privaudit.exposure.precision import own_type
 from privaudit.exposure.unwrap import compiled_parts
 
 
@@ -77,6 +78,9 @@ def changes(model: nn.Module) -> list[str]:
         "attention, where there is any, runs through the math kernel (fused kernels "
         "have no second derivative)"
     ]
+    if own_type(model) != torch.float32:
+        name = str(own_type(model)).removeprefix("torch.")
+        listed.append(f"images are cast to {name}, the type of the first parameter")
     if compiled_parts(model):
         listed.append("compiled parts run eagerly")
     in_place = [n for n, m in model.named_modules() if getattr(m, "inplace", False)]

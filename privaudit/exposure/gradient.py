@@ -18,9 +18,10 @@ from privaudit.errors import UnsupportedModelError
 from privaudit.exposure import output
 from privaudit.exposure.conditions import audit_conditions
 from privaudit.exposure.diagnose import explain_step_failure
+from privaudit.exposure.precision import autocast, scaled_partials, single, typed
 from privaudit.tape import Recorder, Tape, readable
 from privaudit.tape.recorder import LinearCall, Observer
-from privaudit.types import Batch, Mode, Observation
+from privaudit.types import Autocast, Batch, Mode, Observation
 
 Loss = Callable[[Any, Tensor], Tensor]
 TrainingStep = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
@@ -35,12 +36,14 @@ class ClientStep:
         tape: The masks and noise that the client drew.
         logits: (batch, classes), detached; None when a training step hides them.
         loss: Value of the training loss.
+        autocast: What autocast was seen to cast to; None: it was off.
     """
 
     observation: Observation
     tape: Tape
     logits: Tensor | None
     loss: float
+    autocast: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,9 @@ class GradientExposure:
         mode: ``train`` puts every module into train mode for the step.
         keyword: Name of the input for models that take it by keyword only.
         dropout: False switches all masks and noise off: the undefended model.
+        autocast: ``bfloat16`` or ``float16``: forward pass and loss run under it.
+        precise: True lets the attacker's own passes run without autocast, whoever
+            switched it on; False where the model cannot do without.
     """
 
     normalisation: Normalisation
@@ -62,6 +68,8 @@ class GradientExposure:
     mode: Mode = "train"
     keyword: str | None = None
     dropout: bool = True
+    autocast: Autocast | None = None
+    precise: bool = True
 
     @property
     def is_classification(self) -> bool:
@@ -95,9 +103,12 @@ class GradientExposure:
             raise explain_step_failure(error, model, None) from error
         _require_finite(gradients)
         shape = tuple(batch.images.shape[1:])
-        observation = Observation(gradients, len(batch), (shape[0], shape[1], shape[2]))
+        sent = {n: single(g) for n, g in gradients.items()}
+        observation = Observation(sent, len(batch), (shape[0], shape[1], shape[2]))
         logits = None if logits is None else logits.detach()
-        return ClientStep(observation, recorder.tape, logits, float(loss.detach()))
+        return ClientStep(
+            observation, recorder.tape, logits, float(loss.detach()), recorder.autocast
+        )
 
     def gradient(
         self,
@@ -107,6 +118,7 @@ class GradientExposure:
         tape: Tape | None = None,
         names: frozenset[str] | None = None,
         create_graph: bool = False,
+        precise: bool = False,
     ) -> dict[str, Tensor]:
         """The gradient of a guess, under given masks or, without, with none dropped.
 
@@ -116,9 +128,10 @@ class GradientExposure:
             tape: Masks to put in place; None: nothing is dropped.
             names: Only these parameters; None: all shared ones.
             create_graph: True keeps the graph for a second derivative.
+            precise: True without the client's autocast.
         """
         tape = tape if self.dropout else None
-        recorder = Recorder(model, tape, off=tape is None)
+        recorder = Recorder(model, tape, off=tape is None, precise=precise)
         with self._ready(model):
             loss, _ = self._loss(model, batch, recorder)
             return self._gradients(model, loss, names=names, create_graph=create_graph)
@@ -132,7 +145,7 @@ class GradientExposure:
             The loss and the logits (None where hidden), both with their graph, and
             the draws that the step would make, without values.
         """
-        recorder = Recorder(model, off=True, observer=observer)
+        recorder = Recorder(model, off=True, observer=observer, precise=self.precise)
         with self._ready(model):
             loss, logits = self._loss(model, batch, recorder)
         tape = recorder.tape
@@ -155,7 +168,9 @@ class GradientExposure:
             linear: Runs the calls of linear layers instead of torch.
         """
         tape = tape if self.dropout else None
-        recorder = Recorder(model, tape, off=tape is None, linear=linear)
+        recorder = Recorder(
+            model, tape, off=tape is None, linear=linear, precise=self.precise
+        )
         with self._ready(model):
             loss, _ = self._loss(model, batch, recorder)
         return loss
@@ -173,7 +188,9 @@ class GradientExposure:
         recorder = Recorder(model)
 
         def run() -> Any:
-            return output.call(model, self._inputs(images), self.keyword)
+            inputs = typed(model, self._inputs(images))
+            with autocast(model, self.autocast):
+                return output.call(model, inputs, self.keyword)
 
         with self._ready(model, train=train), torch.no_grad():
             try:
@@ -212,18 +229,21 @@ class GradientExposure:
     def _loss(
         self, model: nn.Module, batch: Batch, recorder: Recorder
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = self._inputs(batch.images)
+        inputs = typed(model, self._inputs(batch.images))
+        cast = autocast(model, self.autocast)
         if self.training_step is not None:
-            with recorder:
+            with recorder, cast:
                 loss = self.training_step(model, inputs, batch.labels)
             return _require_scalar(recorder.latest(loss), "training_step"), None
-        with recorder:
+        with recorder, cast:
             result = output.call(model, inputs, self.keyword)
             if self.loss is not None:
                 loss = self.loss(result, _labels(batch))
                 return _require_scalar(recorder.latest(loss), "loss"), None
-        logits = self.logits(model, recorder.latest(result))
-        return F.cross_entropy(logits, _labels(batch)), logits
+        logits = single(self.logits(model, recorder.latest(result)))
+        labels = _labels(batch)
+        soft = labels.is_floating_point()
+        return F.cross_entropy(logits, labels.to(logits) if soft else labels), logits
 
     def _gradients(
         self,
@@ -236,9 +256,12 @@ class GradientExposure:
         shared = shared_parameters(model)
         wanted = {n: p for n, p in shared.items() if names is None or n in names}
         before = {n: _stamp(p.grad) for n, p in wanted.items()}
-        values = partials(
-            loss, list(wanted.values()), create_graph=create_graph, keep=False
-        )
+        if self.autocast == "float16" and not create_graph:
+            values = scaled_partials(loss, list(wanted.values()))
+        else:
+            values = partials(
+                loss, list(wanted.values()), create_graph=create_graph, keep=False
+            )
         found = list(zip(wanted, values, strict=True))
         for name, value in found:
             if value is None and _stamp(wanted[name].grad) != before[name]:
@@ -251,8 +274,9 @@ class GradientExposure:
         """The same step as ordinary training makes it: no tape, no cures."""
 
         def step() -> None:
-            with kept_buffers(model), _seeded(model, 0):
-                inputs = self._inputs(batch.images)
+            cast = autocast(model, self.autocast)
+            with kept_buffers(model), _seeded(model, 0), cast:
+                inputs = typed(model, self._inputs(batch.images))
                 if self.training_step is not None:
                     loss = self.training_step(model, inputs, batch.labels)
                 else:
@@ -322,27 +346,6 @@ def _hidden_gradient(name: str) -> UnsupportedModelError:
     )
 
 
-def relative_error(
-    guess: Mapping[str, Tensor], observed: Mapping[str, Tensor]
-) -> float:
-    """‖guess − observed‖ / ‖observed‖ over all tensors of ``observed``, in float64."""
-    apart = total = 0.0
-    for name, value in observed.items():
-        other = guess.get(name)
-        size = _square(value)
-        total += size
-        apart += size if other is None else _square(other - value)
-    if total == 0.0:
-        return 0.0 if apart == 0.0 else float("inf")
-    return float((apart / total) ** 0.5)
-
-
-def _square(tensor: Tensor) -> float:
-    """Squared norm, summed in float64."""
-    norm = torch.linalg.vector_norm(tensor.detach(), dtype=torch.double)
-    return float(norm) ** 2
-
-
 def _labels(batch: Batch) -> Tensor:
     if batch.labels is None:
         raise UnsupportedModelError(
@@ -378,6 +381,6 @@ def _require_finite(gradients: Mapping[str, Tensor]) -> None:
                 name,
                 expected="a finite gradient",
                 got=f"{bad} of {value.numel()} values NaN or infinite",
-                hint="The client's step would be skipped or break training: mend the "
-                "layer, the input or the loss scale before auditing.",
+                hint="The client's step would be skipped by a GradScaler, and break "
+                "training without one: mend the layer, the input or the loss scale.",
             )

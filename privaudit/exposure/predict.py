@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from privaudit._autograd import partials
 from privaudit.exposure.gradient import GradientExposure, shared_parameters
+from privaudit.exposure.precision import single
 from privaudit.tape import Tape
 from privaudit.types import Batch
 
@@ -126,12 +127,15 @@ def predict(
     found = partials(loss, wanted, create_graph=True)
     deltas = dict(zip(map(id, probes), found, strict=False))
     dense = {
-        n: g for n, g in zip(free, found[len(probes) :], strict=True) if g is not None
+        n: single(g)
+        for n, g in zip(free, found[len(probes) :], strict=True)
+        if g is not None
     }
     rows = {}
     for name, uses in prober.seen.items():
         flat = [_flat(deltas[id(p)], p) for _, p in uses]
-        rows[name] = Rows(torch.cat(flat), torch.cat([x for x, _ in uses]))
+        inputs = torch.cat([single(x) for x, _ in uses])
+        rows[name] = Rows(torch.cat(flat), inputs)
     for name, bias_probes in prober.biases.items():
         flat = [_flat(deltas[id(p)], p).sum(0) for p in bias_probes]
         dense[name] = torch.stack(flat).sum(0)
@@ -140,7 +144,7 @@ def predict(
 
 def _flat(delta: Tensor | None, probe: Tensor) -> Tensor:
     delta = torch.zeros_like(probe) if delta is None else delta
-    return delta.reshape(-1, delta.shape[-1])
+    return single(delta.reshape(-1, delta.shape[-1]))
 
 
 def observed_as(guess: GradientGuess, gradients: Mapping[str, Tensor]) -> GradientGuess:

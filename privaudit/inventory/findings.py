@@ -320,3 +320,63 @@ def wrong_second_derivative(functions: str, apart: float) -> Finding:
         remedy="Replace the custom function by torch's own, such as F.silu, or write "
         "its backward pass with differentiable operations.",
     )
+
+
+def reduced_precision(kind: str, floor: float) -> Finding:
+    """The client rounds more than float32 does."""
+    return Finding(
+        code="reduced-precision",
+        severity="info",
+        where="client's step",
+        title="Reduced precision is noise, not a defence",
+        text=f"The client's step runs with {kind}. Its gradient is off that of the "
+        f"same step in float32 by {floor:.1e} (relative, ‖g − g₃₂‖ / ‖g‖): the noise "
+        "floor. Attacks run in float32 on the rounded gradient, and the scores decide: "
+        "a match below 1e-4 may be out of reach though the image leaks.",
+    )
+
+
+def no_full_precision(kind: str, cause: str) -> Finding:
+    """The step cannot be repeated in float32."""
+    return Finding(
+        code="no-full-precision",
+        severity="warning",
+        where="client's step",
+        title="Attacks run in reduced precision",
+        text=f"The client's step runs with {kind}, and cannot be repeated in float32 "
+        f"({cause}). Attacks round as the client does, which can make them weaker; the "
+        "noise floor is not known.",
+        remedy="Leave casts inside the model to torch.autocast, or pass "
+        "model.float() with the client's autocast.",
+    )
+
+
+def loss_scale_divided(scale: float, *, given: bool) -> Finding:
+    """The recorded gradient carried a constant factor."""
+    how = (
+        "as the caller said"
+        if given
+        else "found by recomputing the gradient at the true images"
+    )
+    return Finding(
+        code="loss-scale",
+        severity="info",
+        where="update",
+        title="A loss scale was divided out",
+        text=f"The recorded gradient was multiplied by {scale:g}, {how}: the factor of "
+        "a GradScaler, or of a sum in the loss. It was divided out and hides nothing.",
+    )
+
+
+def loss_scale_suspected(ratio: float) -> Finding:
+    """The recorded gradient is much larger than such gradients are."""
+    return Finding(
+        code="loss-scale-suspected",
+        severity="warning",
+        where="update",
+        title="The gradient may still carry a loss scale",
+        text=f"The recorded gradient is about {ratio:.0f} times as large as that of a "
+        "step on other images. Forms that rely on its size would miss what it shows.",
+        remedy="Pass loss_scale= (scaler.get_scale() of the step), or record with "
+        "scaler.step(optimizer) inside the context.",
+    )

@@ -40,6 +40,7 @@ class Recorder(TorchFunctionMode):
         observer: Called with (path, function, args, kwargs, output) for each call
             that is not random.
         linear: Called with (function, args, kwargs) instead of a linear layer.
+        precise: True takes autocast off every call: the model in its own precision.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Recorder(TorchFunctionMode):
         off: bool = False,
         observer: Observer | None = None,
         linear: LinearCall | None = None,
+        precise: bool = False,
     ) -> None:
         super().__init__()
         self._owners = Owners(model)
@@ -58,11 +60,15 @@ class Recorder(TorchFunctionMode):
         self._off = off
         self._observer = observer
         self._linear = linear
+        self._precise = precise
+        self._device = device_type(model)
         self._draws: list[Draw] = []
         self._calls: Counter[str] = Counter()
         self._wrappers: list[str] = []
         self._overwritten = Overwritten()
         self.handling = False
+        self.autocast: torch.dtype | None = None
+        """The type that autocast was last seen to cast to; None: it was off."""
 
     @property
     def tape(self) -> Tape:
@@ -93,6 +99,11 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if torch.is_autocast_enabled(self._device):
+            self.autocast = torch.get_autocast_dtype(self._device)
+            if self._precise:
+                with torch.autocast(self._device, enabled=False):
+                    return self.__torch_function__(func, types, args, kwargs)
         args, kwargs = self._overwritten.arguments(args, dict(kwargs or {}))
         body = wrappers.body_of(func)
         if body is not None:
@@ -251,6 +262,12 @@ class Recorder(TorchFunctionMode):
             hint="The forward pass takes another way when it is run again, so its "
             f"randomness ({kind}) cannot be replayed.",
         )
+
+
+def device_type(model: nn.Module) -> str:
+    """Where the model is: autocast is switched per type of device."""
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else first.device.type
 
 
 def _blank(like: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -26,6 +26,7 @@ from privaudit.verdict.policy import GRADIENT_MATCH as GRADIENT_MATCH
 from privaudit.verdict.policy import TRUTH_TOLERANCE as TRUTH_TOLERANCE
 from privaudit.verdict.policy import Limit as Limit
 from privaudit.verdict.policy import Policy as Policy
+from privaudit.verdict.policy import above_noise as above_noise
 from privaudit.verdict.words import Cause as Cause
 from privaudit.verdict.words import Verdict as Verdict
 from privaudit.verdict.words import Worst as Worst

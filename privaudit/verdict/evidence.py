@@ -81,6 +81,8 @@ class Evidence(BaseModel):
     """Inputs that were given and could not be audited."""
     truth_error: float | None = None
     """Relative error of the gradient that the audit recomputes at the truth."""
+    noise_floor: float | None = None
+    """Relative rounding of a step in reduced precision, which the error may show."""
     truth_known: bool = True
     """False where nobody gave the images: nothing is scored, and nothing cleared."""
     attacks: list[AttackEvidence] = Field(default_factory=list)

@@ -22,6 +22,7 @@ from privaudit.verdict.policy import (
     Limit,
     Policy,
     Strength,
+    above_noise,
 )
 from privaudit.verdict.words import (
     EXIT_INCONCLUSIVE,
@@ -104,8 +105,11 @@ def _doubts(
     required = [a for a in attacks if a.required]
     if not evidence.truth_known:
         yield say.no_truth()
-    if evidence.truth_error is not None and not evidence.truth_error <= TRUTH_TOLERANCE:
-        yield say.truth_not_reached(evidence.truth_error)
+    error = evidence.truth_error
+    if error is not None and not error <= above_noise(
+        TRUTH_TOLERANCE, evidence.noise_floor
+    ):
+        yield say.truth_not_reached(error)
     if not any(a.state in RAN for a in required):
         yield say.no_required_attack()
     for attack in required:

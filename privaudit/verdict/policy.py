@@ -19,8 +19,16 @@ truth. The only value that may decide there, and it can only say "leaks"."""
 MIN_CONTROL_PAIRS = 20
 TRUTH_TOLERANCE = 1e-3
 """Above rounding in deep float32 networks, below anything a mask could change."""
+NOISE_FACTOR = 2.0
+"""Reduced precision rounds a gradient, differently on each machine: an error of up to
+twice that noise is rounding, not another image."""
 MIN_IMAGES_FOR_RE_IDENTIFICATION = 20
 CHANCE_FACTOR = 5.0
+
+
+def above_noise(tolerance: float, noise_floor: float | None) -> float:
+    """``tolerance``, or what rounding alone may take where that is more."""
+    return max(tolerance, NOISE_FACTOR * (noise_floor or 0.0))
 
 
 class Limit(BaseModel):

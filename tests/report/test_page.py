@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from privaudit.config import AuditConfig, Knowledge
+from privaudit.config import AuditConfig, Client, Knowledge
 from privaudit.report.page import _environment
 from privaudit.result import AuditResult, ImageStore
 from tests.report import build, searching
@@ -259,6 +259,29 @@ def test_inferred_labels_change_the_threat_model() -> None:
     text = page_of(build.LEAKS.result(config=config)).text
     assert "labels inferred" in text
     assert "knowledge.labels inferred given" in text
+
+
+def test_the_page_names_the_mode_when_masks_are_unknown() -> None:
+    unknown = "Dropout masks Unknown to the attacker, who reads them off the gradient"
+    result = build.LEAKS.result()
+    assert unknown in page_of(result).text
+    first = result.record.attacks[0]
+    evidence = first.evidence.model_copy(update={"diagnostic": True})
+    given = [first.model_copy(update={"evidence": evidence})]
+    page = page_of(build.LEAKS.result(attacks=given))
+    assert f"Given only to {evidence.label}, which never decides" in page.text
+    still = build.inventory(True).model_copy(update={"stochastic": []})
+    page = page_of(build.LEAKS.result(inventory=still))
+    assert "Dropout masks The client draws none." in page.text
+
+
+def test_the_noise_floor_of_reduced_precision_is_shown() -> None:
+    assert "Noise floor" not in page_of(build.LEAKS.result()).text
+    rounded = build.preflight().model_copy(update={"noise_floor": 0.0412})
+    config = AuditConfig(client=Client(autocast="bfloat16"))
+    text = page_of(build.LEAKS.result(preflight=rounded, config=config)).text
+    assert "Noise floor of reduced precision 0.0412" in text
+    assert "in train mode, under autocast to bfloat16." in text
 
 
 def test_an_attack_with_more_than_an_attacker_has_never_counts() -> None:

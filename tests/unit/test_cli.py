@@ -63,6 +63,8 @@ AUDITS = {
         (*MLP, "--max-ssim", "1"), "no leak found", 0),
     "a limit that nobody measured": (
         (*MLP, "--max-ssim", "1", "--limit", "ms_ssim=1"), "inconclusive", 3),
+    "mixed precision": (
+        (*MLP, *ONLY, "--autocast", "bfloat16"), "leaks", 1),
     "labels not given to the attacker": ((*MLP, "--infer-labels"), "leaks", 1),
     "no gradient": (
         ("audit", "--model", "model.py:dead", "--images", "images", "--batch-size",
@@ -115,6 +117,7 @@ REFUSED = {
     "limit, a word": ((*MLP, "--limit", "ssim=low"), 2, "numbers"),
     "limit of nothing": ((*MLP, "--limit", "beauty=.5"), 2, "re_identification"),
     "limit not finite": ((*MLP, "--max-ssim", "nan"), 2, "finite"),
+    "autocast": ((*MLP, "--autocast", "float8"), 2, "--autocast"),
     "batch of none": ((*MLP, "--batch-size", "0"), 2, "--batch-size"),
     "budget": ((*MLP, "--budget", "ample"), 2, "quick, standard, thorough"),
     "budget of none": ((*MLP, "--budget", "0"), 2, "above 0"),

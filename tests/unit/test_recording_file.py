@@ -43,8 +43,8 @@ def test_a_file_holds_what_a_client_sends_and_nothing_else(file: Path) -> None:
     assert facts["masks"] == []
     assert set(facts) == {
         "format", "version", "source", "model", "privaudit", "torch", "reduction",
-        "mode", "image_shape", "micro_batches", "lr", "rounding", "absent", "weights",
-        "masks",
+        "mode", "autocast", "image_shape", "micro_batches", "lr", "rounding", "absent",
+        "weights", "masks",
     }  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class Row:
     warnings: tuple[str, ...] = ()
     truth: bool = True
     truth_error: float | None = None
+    noise_floor: float | None = None
     skipped_inputs: int = 0
 
 
@@ -614,6 +615,35 @@ ROWS = [
         strength="strong",
         truth_error=1e-3,
     ),
+    Row(
+        "rounding of reduced precision at the truth is no doubt",
+        [attack(0.1)],
+        "no leak found",
+        0,
+        "within",
+        strength="strong",
+        truth_error=0.09,
+        noise_floor=0.05,
+    ),
+    Row(
+        "more than reduced precision rounds",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "off by 1.1e-01",
+        truth_error=0.11,
+        noise_floor=0.05,
+        causes=("truth-not-reached",),
+    ),
+    Row(
+        "reduced precision hides no leak",
+        [attack(0.99, state="plateau")],
+        "leaks",
+        1,
+        "ssim 0.9900",
+        truth_error=0.05,
+        noise_floor=0.05,
+    ),
     # what is cleared, but deserves a second look
     Row(
         "a limit that nothing can pass",
@@ -654,6 +684,7 @@ def test_verdict(row: Row) -> None:
         samples=row.samples,
         truth_known=row.truth,
         truth_error=row.truth_error,
+        noise_floor=row.noise_floor,
         skipped_inputs=row.skipped_inputs,
         attacks=row.attacks,
         positive_control=row.control,

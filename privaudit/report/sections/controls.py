@@ -85,8 +85,14 @@ def _pairs(record: AuditRecord) -> Table | Paragraph:
 
 def _preflight(record: AuditRecord) -> KeyValues:
     checks = record.preflight
+    rounding: tuple[Fact, ...] = ()
+    if checks.noise_floor is not None:
+        floor = phrases.number(checks.noise_floor)
+        what = "relative difference to the same step in float32; no defence"
+        rounding = (Fact("Noise floor of reduced precision", floor, what),)
     return KeyValues(
         (
+            *rounding,
             Fact(
                 "Replay of the random draws",
                 phrases.number(checks.replay_error),

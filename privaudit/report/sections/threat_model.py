@@ -18,6 +18,7 @@ def who_attacks(record: AuditRecord, _: Pictures) -> Section:
         Fact("Exposure", phrases.sentence(model.exposure)),
         Fact("Client", _client(record)),
         Fact("Labels", _labels(record)),
+        Fact("Dropout masks", _masks(record)),
     )
     lists = tuple(
         Bullets(tuple(map(phrases.sentence, items)), title)
@@ -49,9 +50,24 @@ def _client(record: AuditRecord) -> str:
         if client.mode == "train"
         else "with the modes as they were given"
     )
+    precision = f", under autocast to {client.autocast}" if client.autocast else ""
     rate = "" if client.lr is None else f", learning rate {client.lr:g}"
     steps = phrases.plural(client.local_steps, "local step")
-    return f"{steps} of {client.optimizer.upper()}, {images}, {mode}{rate}."
+    return f"{steps} of {client.optimizer.upper()}, {images}, {mode}{precision}{rate}."
+
+
+def _masks(record: AuditRecord) -> str:
+    """In which mode the attacks took the client's masks."""
+    if not record.inventory.census:
+        return "Whether the client draws any was not observed."
+    if not any(call.active for call in record.inventory.stochastic):
+        return "The client draws none."
+    given = [a.evidence.label for a in record.attacks if a.evidence.diagnostic]
+    told = f" Given only to {', '.join(given)}, which never decides." if given else ""
+    return (
+        "Unknown to the attacker, who reads them off the gradient, optimises them or "
+        f"leaves them out, as each attack says.{told}"
+    )
 
 
 def _labels(record: AuditRecord) -> str:
