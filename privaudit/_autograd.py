@@ -28,13 +28,13 @@ def partials(
     Returns:
         One tensor per input; None where the output does not depend on it.
     """
-    return list(
-        torch.autograd.grad(
-            output,
-            list(inputs),
-            weights,
-            retain_graph=keep or create_graph,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+        output,
+        list(inputs),
+        weights,
+        retain_graph=keep or create_graph,
+        create_graph=create_graph,
+        allow_unused=True,
     )
+    # Embeddings may give sparse ones, which most of torch does not compute with.
+    return [g.to_dense() if g is not None and g.is_sparse else g for g in found]

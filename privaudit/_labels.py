@@ -13,6 +13,7 @@ from privaudit.errors import ConfigError
 from privaudit.exposure import GradientExposure
 from privaudit.inventory import Finding
 from privaudit.inventory.findings import labels_from_model
+from privaudit.types import Batch
 
 AT_ONCE = 16
 """Images in one forward pass, so that many images need no more memory than few."""
@@ -54,7 +55,7 @@ def settle(
     if sample.labels is not None:
         labels = sample.labels
         if exposure.is_classification:
-            labels = _checked(labels, exposure.logits(model, output))
+            labels = checked(labels, exposure.logits(model, output))
         return Labels(labels, "given")
     if exposure.training_step is not None:
         return Labels(None, "none")
@@ -62,12 +63,14 @@ def settle(
     for start in range(AT_ONCE, len(sample.images), AT_ONCE):
         images = sample.images[start : start + AT_ONCE]
         device = next(model.parameters()).device
-        result, _ = exposure.census(model, images.to(device), train=False)
+        batch = Batch(images.to(device), None)
+        result, _ = exposure.census(model, batch, train=False)
         found.append(exposure.logits(model, result).argmax(1).cpu())
     return Labels(torch.cat(found), "model's own argmax")
 
 
-def _checked(labels: Tensor, logits: Tensor) -> Tensor:
+def checked(labels: Tensor, logits: Tensor) -> Tensor:
+    """Labels that the model has classes for; anything else is a ConfigError."""
     classes = logits.shape[1]
     if labels.is_floating_point():
         if labels.shape[1:] != logits.shape[1:]:

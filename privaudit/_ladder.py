@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from privaudit._plugin import by_name
-from privaudit.attacks import ATTACKS
+from privaudit.attacks import ATTACKS, TOKEN_ATTACKS, TokenAttack
 from privaudit.attacks.base import Attack
 from privaudit.errors import ConfigError
 
@@ -14,6 +14,8 @@ GRADIENT_LADDER = ("closed_form", "sparse_factorization", "dropout_inversion")
 """Every applicable one is required for "no leak found". Names that this version does
 not carry count as missing: an attack that was not tried cannot clear a model."""
 
+TOKEN_LADDER = ("token_closed_form", "token_search")
+"""The same for token ids."""
 
 WARM: Mapping[str, Mapping[str, Any]] = {
     "dropout_inversion": {"initialisation": "analytical"}
@@ -62,6 +64,31 @@ def absent(chosen: list[Attack]) -> Mapping[str, str]:
         for name in GRADIENT_LADDER
         if name not in names
     }
+
+
+def choose_for_tokens(attacks: str | list[Any]) -> list[TokenAttack]:
+    """The attacks on token ids.
+
+    Args:
+        attacks: What the Auditor was told: ``auto`` or ``all``.
+
+    Raises:
+        ConfigError: A list, which names attacks on images.
+    """
+    if isinstance(attacks, str):
+        return [by_name(TOKEN_ATTACKS, name) for name in TOKEN_ATTACKS]
+    raise ConfigError(
+        "Auditor.attacks",
+        expected='"auto" or "all", since the sample is token ids',
+        got=", ".join(map(str, attacks)),
+        hint="The attacks named work on images and cannot search ids.",
+    )
+
+
+def absent_for_tokens() -> Mapping[str, str]:
+    """Token attacks of the ladder that this version lacks, with the reason."""
+    reason = "not part of this version of privaudit"
+    return {name: reason for name in TOKEN_LADDER if name not in TOKEN_ATTACKS}
 
 
 def _refuse_twins(names: list[str]) -> None:

@@ -16,6 +16,7 @@ from privaudit.verdict import (
     AttackState,
     ControlEvidence,
     Evidence,
+    Kind,
     UnrelatedPairs,
     Verdict,
 )
@@ -77,6 +78,17 @@ class SampleOutcome(Record):
     forms: list[FormNote] = Field(default_factory=list)
     label: int | None = None
     """The class that the attacker read off the gradient."""
+
+
+class LeakRecord(Record):
+    """Token ids that the gradient of one client shows, without their order."""
+
+    client: int
+    table: str
+    """Name of the embedding's weight."""
+    positions: list[int]
+    """Which positions of the input take their rows from it."""
+    ids: list[int]
 
 
 class CurvePoint(Record):
@@ -142,6 +154,11 @@ class AttackRecord(Record):
     """Mean over layers of the difference in dropout rate (eq. 6)."""
     label_accuracy: float | None = None
     """Share of labels that were read off right, as a multiset per client."""
+    tokens: list[list[int | None] | None] = Field(default_factory=list)
+    """Per sample the ids in their order, None where one is unknown; None instead of
+    the list where no order was found. Empty for images."""
+    leaked_ids: list[LeakRecord] = Field(default_factory=list)
+    """Ids without an order, per client and embedding."""
     images: list[str | None] = Field(default_factory=list)
     """Names of the reconstructions in the image store, in sample order."""
     differences: list[str | None] = Field(default_factory=list)
@@ -158,6 +175,10 @@ class SampleRecord(Record):
     label_source: Literal["given", "model's own argmax", "none"]
     image: str | None
     """Name of the original in the image store; None when redacted by omission."""
+    tokens: list[int] | None = None
+    """The ids that the client held; None for images, and when redacted."""
+    padding: list[int] = Field(default_factory=list)
+    """Positions that hold padding, which never counts."""
 
 
 class PositiveControl(Record):
@@ -220,6 +241,10 @@ class AuditRecord(Record):
     threat_model: ThreatModel
     inventory: Inventory
     preflight: Preflight
+    kind: Kind = "images"
+    """What the samples are."""
+    metrics_off: dict[str, str] = Field(default_factory=dict)
+    """Metrics that do not apply to such samples, with the reason: off, not 0."""
     samples: list[SampleRecord]
     truth_known: bool = True
     """False for a recorded gradient whose images nobody gave: nothing is scored."""
@@ -244,7 +269,7 @@ class AuditRecord(Record):
             truth_known=self.truth_known,
             preflight=self.preflight,
             skipped=len(self.skipped_inputs),
-        )
+        ).model_copy(update={"kind": self.kind})
 
 
 def gather_evidence(

@@ -360,9 +360,9 @@ def _eval_pass(
     device = next(model.parameters(), torch.empty(0)).device
     images = sample.images[: _labels.AT_ONCE].to(device)
     if exposure.training_step is None:
-        return exposure.census(model, images, train=False)
+        return exposure.census(model, Batch(images, None), train=False)
     try:
-        return exposure.census(model, images[:1], train=False)
+        return exposure.census(model, Batch(images[:1], None), train=False)
     except Exception:  # noqa: BLE001 - any way to fail means: no such pass
         return None, None
 

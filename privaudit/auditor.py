@@ -14,6 +14,8 @@ from privaudit._guard import pristine
 from privaudit._ladder import choose
 from privaudit._pixels import Normalisation
 from privaudit._session import Session, open_session
+from privaudit._token_session import TokenSession, open_token_session
+from privaudit._tokens import is_tokens
 from privaudit.config import AuditConfig, Budget, Client, Knowledge, resolve_budget
 from privaudit.errors import ConfigError
 from privaudit.exposure import unwrap
@@ -123,6 +125,9 @@ class Auditor:
             sample: As for :meth:`audit`; None uses a shipped photograph of the size
                 that the model states.
         """
+        if is_tokens(self._model, sample):
+            with self._open_tokens(sample) as tokens:
+                return tokens.inventory
         with self._open(sample) as session:
             return session.inventory
 
@@ -153,6 +158,9 @@ class Auditor:
                 got="None",
                 hint="Pass the images of a training step.",
             )
+        if is_tokens(self._model, sample):
+            with self._open_tokens(sample) as tokens:
+                return tokens.audit()
         with self._open(sample) as session:
             return session.audit(self._attacks)
 
@@ -205,12 +213,32 @@ class Auditor:
             )
 
     @contextmanager
+    def _open_tokens(self, sample: Any) -> Iterator[TokenSession]:
+        started = time.monotonic()
+        with pristine(self._model), _differentiable():
+            yield open_token_session(
+                self._model,
+                sample,
+                config=self.config,
+                notes=self._notes,
+                callables=(self._loss, self._training_step),
+                started=started,
+            )
+
+    @contextmanager
     def _open(self, sample: Any) -> Iterator[Session]:
         started = time.monotonic()
         with pristine(self._model), _differentiable():
             yield self._session(sample, self.config, started)
 
     def _session(self, sample: Any, config: AuditConfig, started: float) -> Session:
+        if is_tokens(self._model, sample):
+            raise ConfigError(
+                "sample",
+                expected="images: token ids are taken by audit() and inventory() only",
+                got="token ids",
+                hint="Use audit((ids, labels)); it takes seconds and needs no plan.",
+            )
         return open_session(
             self._model,
             sample,

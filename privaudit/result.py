@@ -19,6 +19,7 @@ from privaudit._records import CurvePoint as CurvePoint
 from privaudit._records import FormNote as FormNote
 from privaudit._records import Iterate as Iterate
 from privaudit._records import LadderStep as LadderStep
+from privaudit._records import LeakRecord as LeakRecord
 from privaudit._records import MaskScore as MaskScore
 from privaudit._records import PositiveControl as PositiveControl
 from privaudit._records import Preflight as Preflight
@@ -90,6 +91,16 @@ class AttackResult:
     def countermeasures(self) -> list[str]:
         """What the attacker did about the defense."""
         return self.record.countermeasures
+
+    @property
+    def tokens(self) -> list[list[int | None] | None]:
+        """Per sample the token ids in their order, as far as they were found."""
+        return self.record.tokens
+
+    @property
+    def leaked_ids(self) -> list[LeakRecord]:
+        """Token ids that the gradient shows without an order."""
+        return self.record.leaked_ids
 
     @property
     def reconstructions(self) -> Tensor:

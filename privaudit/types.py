@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor, nn
 
 from privaudit.verdict import AttackState as AttackState
 
 if TYPE_CHECKING:
+    from privaudit._pixels import Normalisation
     from privaudit.exposure import GradientExposure
     from privaudit.tape import Tape
 
@@ -40,6 +42,54 @@ class Batch:
         labels = self.labels
         return Batch(self.images[rows], None if labels is None else labels[rows])
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def inputs(self, normalisation: Normalisation) -> Tensor:
+        """What the model is given: a copy, which it may change in place."""
+        inputs = normalisation.apply(self.images)
+        return inputs.clone() if inputs is self.images else inputs
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """What a client of a model on token ids holds: text, or categories.
+
+    Attributes:
+        ids: (batch, positions), integers.
+        labels: As in :class:`Batch`.
+        counted: (batch, positions); False where padding stands, which is nobody's.
+        keyword: How the model calls its ids; None: it takes them by position.
+        extras: Further inputs by name, such as ``attention_mask``.
+    """
+
+    ids: Tensor
+    labels: Tensor | None
+    counted: Tensor
+    keyword: str | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(1, 1, positions): one row of one channel."""
+        return 1, 1, self.ids.shape[1]
+
+    def inputs(self, _: Normalisation) -> Tensor | dict[str, Tensor]:
+        """What the model is given: a copy, which it may change in place."""
+        if self.keyword is None:
+            return self.ids.clone()
+        named = {self.keyword: self.ids, **self.extras}
+        return {name: value.clone() for name, value in named.items()}
+
+
+AnyBatch = Batch | TokenBatch
+
 
 @dataclass(frozen=True, eq=False)
 class Observation:
@@ -49,7 +99,8 @@ class Observation:
         gradients: Gradient per shared parameter, by the user's own names. A
             parameter that took no part in the forward pass is absent.
         batch_size: How many images the step used.
-        image_shape: (channels, height, width) that the model takes.
+        image_shape: (channels, height, width) that the model takes; (1, 1, positions)
+            for token ids.
     """
 
     gradients: Mapping[str, Tensor]
@@ -88,6 +139,49 @@ class Target:
     exposure: GradientExposure
     knowledge: AttackerKnowledge
     memory: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTarget:
+    """Whom an attack on token ids is against.
+
+    Attributes:
+        model: The model with its weights.
+        exposure: How a gradient is made and recomputed; holds no private data.
+        labels: (batch,), or None when the attacker does not have them.
+        keyword: How the model calls its ids; None: it takes them by position.
+        extras: Names and types of its further inputs; their values are private.
+        memory: What was found out about the model, shared between the clients.
+        language: True when the labels are the ids themselves, as language models
+            are trained; they are then as private as the ids, and ``labels`` is None.
+    """
+
+    model: nn.Module
+    exposure: GradientExposure
+    labels: Tensor | None = None
+    keyword: str | None = None
+    extras: Mapping[str, torch.dtype] = field(default_factory=dict)
+    memory: dict[str, object] = field(default_factory=dict)
+    language: bool = False
+
+    def batch(self, ids: Tensor) -> TokenBatch:
+        """Ids of the attacker's own as the model takes them: no padding, one text."""
+        size = len(ids)
+        labels = self.labels
+        if self.language:
+            labels = ids
+        elif labels is None:
+            labels = torch.zeros(size, dtype=torch.long, device=ids.device)
+        else:
+            labels = labels[torch.arange(size, device=labels.device) % len(labels)]
+        if not labels.is_floating_point():
+            labels = labels.clamp_min(0)  # an ignored label (-100) would hide all
+        extras = {
+            name: torch.full_like(ids, int(name == "attention_mask"), dtype=dtype)
+            for name, dtype in self.extras.items()
+        }
+        counted = torch.ones_like(ids, dtype=torch.bool)
+        return TokenBatch(ids, labels, counted, self.keyword, extras)
 
 
 @dataclass(frozen=True)
@@ -130,6 +224,45 @@ class Reconstruction:
     masks: Tape | None = None
     determined: bool = False
     search: Search | None = None
+
+
+@dataclass(frozen=True)
+class LeakedIds:
+    """Ids that a gradient shows without their order or their number.
+
+    Attributes:
+        table: Name of the embedding's weight.
+        positions: Which positions of the input take their rows from it.
+        ids: The ids, sorted.
+    """
+
+    table: str
+    positions: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenReconstruction:
+    """What an attack on token ids made of one observation.
+
+    Attributes:
+        leaked: Ids per embedding; None when nothing shows them.
+        sequence: (batch, positions) ids in their order, -1 where unknown; None when
+            the order is not known at all.
+        state: How it ended; ``exact`` only for whole sequences.
+        reason: Why, where the state needs a reason.
+        form: The form that recovered the order, else the one that found the ids.
+        residual: Relative error of the part of the observation that it explains.
+        forms: Every form with the reason why it applied or not.
+    """
+
+    leaked: Sequence[LeakedIds] | None
+    sequence: Tensor | None
+    state: AttackState
+    reason: str = ""
+    form: str = ""
+    residual: float | None = None
+    forms: Sequence[FormOutcome] = ()
 
 
 @dataclass(frozen=True, eq=False)

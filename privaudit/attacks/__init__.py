@@ -1,12 +1,15 @@
 """3 observation → reconstruction. One file and one line here per attack."""
 
 from privaudit._plugin import collect
+from privaudit.attacks._token_base import TokenAttack as TokenAttack
 from privaudit.attacks.base import Attack as Attack
 from privaudit.attacks.closed_form import ClosedForm as ClosedForm
 from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInversion
 from privaudit.attacks.inverting_gradients import (
     InvertingGradients as InvertingGradients,
 )
+from privaudit.attacks.token_closed_form import TokenClosedForm as TokenClosedForm
 from privaudit.attacks.well_informed import WellInformed as WellInformed
 
 ATTACKS = collect(Attack, globals())  # type: ignore[type-abstract]
+TOKEN_ATTACKS = collect(TokenAttack, globals())  # type: ignore[type-abstract]

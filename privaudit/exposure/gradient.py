@@ -21,10 +21,10 @@ from privaudit.exposure.diagnose import explain_step_failure
 from privaudit.exposure.precision import autocast, scaled_partials, single, typed
 from privaudit.tape import Recorder, Tape, readable
 from privaudit.tape.recorder import LinearCall, Observer
-from privaudit.types import Autocast, Batch, Mode, Observation
+from privaudit.types import AnyBatch, Autocast, Mode, Observation
 
 Loss = Callable[[Any, Tensor], Tensor]
-TrainingStep = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+TrainingStep = Callable[[nn.Module, Any, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class GradientExposure:
         """True for the default loss, where labels are class ids."""
         return self.loss is None and self.training_step is None
 
-    def observe(self, model: nn.Module, batch: Batch, *, seed: int) -> ClientStep:
+    def observe(self, model: nn.Module, batch: AnyBatch, *, seed: int) -> ClientStep:
         """Make the client's step on ``batch`` and record everything it draws.
 
         The step draws from torch's global generator, as training does; that is
@@ -102,9 +102,8 @@ class GradientExposure:
         except Exception as error:
             raise explain_step_failure(error, model, None) from error
         _require_finite(gradients)
-        shape = tuple(batch.images.shape[1:])
         sent = {n: single(g) for n, g in gradients.items()}
-        observation = Observation(sent, len(batch), (shape[0], shape[1], shape[2]))
+        observation = Observation(sent, len(batch), batch.shape)
         logits = None if logits is None else logits.detach()
         return ClientStep(
             observation, recorder.tape, logits, float(loss.detach()), recorder.autocast
@@ -113,7 +112,7 @@ class GradientExposure:
     def gradient(
         self,
         model: nn.Module,
-        batch: Batch,
+        batch: AnyBatch,
         *,
         tape: Tape | None = None,
         names: frozenset[str] | None = None,
@@ -137,15 +136,32 @@ class GradientExposure:
             return self._gradients(model, loss, names=names, create_graph=create_graph)
 
     def trace(
-        self, model: nn.Module, batch: Batch, observer: Observer
+        self,
+        model: nn.Module,
+        batch: AnyBatch,
+        observer: Observer,
+        *,
+        tape: Tape | None = None,
     ) -> tuple[Tensor, Tensor | None, Tape]:
-        """One step with nothing dropped, every call shown to ``observer``.
+        """One step with every call shown to ``observer``.
+
+        Args:
+            model: The model.
+            batch: The guess.
+            observer: Sees every call.
+            tape: Masks to put in place; None: nothing is dropped.
 
         Returns:
             The loss and the logits (None where hidden), both with their graph, and
             the draws that the step would make, without values.
         """
-        recorder = Recorder(model, off=True, observer=observer, precise=self.precise)
+        recorder = Recorder(
+            model,
+            tape,
+            off=tape is None,
+            observer=observer,
+            precise=self.precise,
+        )
         with self._ready(model):
             loss, logits = self._loss(model, batch, recorder)
         tape = recorder.tape
@@ -154,7 +170,7 @@ class GradientExposure:
     def loss_of(
         self,
         model: nn.Module,
-        batch: Batch,
+        batch: AnyBatch,
         tape: Tape | None,
         *,
         linear: LinearCall | None = None,
@@ -175,20 +191,25 @@ class GradientExposure:
             loss, _ = self._loss(model, batch, recorder)
         return loss
 
-    def replay(self, model: nn.Module, batch: Batch, tape: Tape) -> Tensor | None:
+    def replay(self, model: nn.Module, batch: AnyBatch, tape: Tape) -> Tensor | None:
         """The logits of ``batch`` under recorded masks."""
         with self._ready(model), torch.no_grad():
             _, logits = self._loss(model, batch, Recorder(model, tape))
         return logits
 
     def census(
-        self, model: nn.Module, images: Tensor, *, train: bool
+        self,
+        model: nn.Module,
+        batch: AnyBatch,
+        *,
+        train: bool,
+        observer: Observer | None = None,
     ) -> tuple[Any, Tape]:
         """Run the model once as it is, and record everything random."""
-        recorder = Recorder(model)
+        recorder = Recorder(model, observer=observer)
 
         def run() -> Any:
-            inputs = typed(model, self._inputs(images))
+            inputs = typed(model, batch.inputs(self.normalisation))
             with autocast(model, self.autocast):
                 return output.call(model, inputs, self.keyword)
 
@@ -221,25 +242,20 @@ class GradientExposure:
             for module, training in modes:
                 module.training = training
 
-    def _inputs(self, images: Tensor) -> Tensor:
-        """What the model is given: a copy, which it may change in place."""
-        inputs = self.normalisation.apply(images)
-        return inputs.clone() if inputs is images else inputs
-
     def _loss(
-        self, model: nn.Module, batch: Batch, recorder: Recorder
+        self, model: nn.Module, batch: AnyBatch, recorder: Recorder
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = typed(model, self._inputs(batch.images))
+        inputs = typed(model, batch.inputs(self.normalisation))
         cast = autocast(model, self.autocast)
         if self.training_step is not None:
             with recorder, cast:
                 loss = self.training_step(model, inputs, batch.labels)
-            return _require_scalar(recorder.latest(loss), "training_step"), None
+            return output.scalar(recorder.latest(loss), "training_step"), None
         with recorder, cast:
             result = output.call(model, inputs, self.keyword)
             if self.loss is not None:
                 loss = self.loss(result, _labels(batch))
-                return _require_scalar(recorder.latest(loss), "loss"), None
+                return output.scalar(recorder.latest(loss), "loss"), None
         logits = single(self.logits(model, recorder.latest(result)))
         labels = _labels(batch)
         soft = labels.is_floating_point()
@@ -270,13 +286,13 @@ class GradientExposure:
             n: (v if create_graph else v.detach()) for n, v in found if v is not None
         }
 
-    def _plain(self, model: nn.Module, batch: Batch) -> Callable[[], None]:
+    def _plain(self, model: nn.Module, batch: AnyBatch) -> Callable[[], None]:
         """The same step as ordinary training makes it: no tape, no cures."""
 
         def step() -> None:
             cast = autocast(model, self.autocast)
             with kept_buffers(model), _seeded(model, 0), cast:
-                inputs = typed(model, self._inputs(batch.images))
+                inputs = typed(model, batch.inputs(self.normalisation))
                 if self.training_step is not None:
                     loss = self.training_step(model, inputs, batch.labels)
                 else:
@@ -346,7 +362,7 @@ def _hidden_gradient(name: str) -> UnsupportedModelError:
     )
 
 
-def _labels(batch: Batch) -> Tensor:
+def _labels(batch: AnyBatch) -> Tensor:
     if batch.labels is None:
         raise UnsupportedModelError(
             "sample",
@@ -355,22 +371,6 @@ def _labels(batch: Batch) -> Tensor:
             hint="Pass (images, labels).",
         )
     return batch.labels
-
-
-def _require_scalar(loss: Any, where: str) -> Tensor:
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss.reshape(())
-    got = (
-        f"shape {tuple(loss.shape)}"
-        if isinstance(loss, Tensor)
-        else type(loss).__name__
-    )
-    raise UnsupportedModelError(
-        f"Auditor.{where}",
-        expected="a scalar tensor",
-        got=got,
-        hint='Reduce it, for example with reduction="mean".',
-    )
 
 
 def _require_finite(gradients: Mapping[str, Tensor]) -> None:

@@ -17,8 +17,12 @@ _HINT = (
 )
 
 
-def call(model: nn.Module, inputs: Tensor, keyword: str | None) -> Any:
+def call(
+    model: nn.Module, inputs: Tensor | Mapping[str, Tensor], keyword: str | None
+) -> Any:
     """Run the model on a batch, by keyword where it takes no positional input."""
+    if not isinstance(inputs, Tensor):
+        return model(**inputs)
     if keyword is not None:
         return model(**{keyword: inputs})
     return model(inputs)
@@ -61,6 +65,27 @@ def logits(output: Any, where: str) -> Tensor:
         expected="one tensor of logits",
         got=f"{type(output).__name__} with {listed}",
         hint=_HINT,
+    )
+
+
+def scalar(loss: Any, where: str) -> Tensor:
+    """The loss that a user's callable gave, as a scalar.
+
+    Raises:
+        UnsupportedModelError: It is none.
+    """
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.reshape(())
+    got = (
+        f"shape {tuple(loss.shape)}"
+        if isinstance(loss, Tensor)
+        else type(loss).__name__
+    )
+    raise UnsupportedModelError(
+        f"Auditor.{where}",
+        expected="a scalar tensor",
+        got=got,
+        hint='Reduce it, for example with reduction="mean".',
     )
 
 

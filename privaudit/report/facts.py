@@ -31,6 +31,18 @@ def headline_worst(verdict: Verdict) -> Worst | None:
     return pool.get("ssim") or next(iter(pool.values()), None)
 
 
+def noun(record: AuditRecord) -> str:
+    """What one of the samples is called."""
+    return "image" if record.kind == "images" else "sample"
+
+
+def worded(record: AuditRecord, text: str) -> str:
+    """A general text about images, as it reads for other samples."""
+    if record.kind == "images":
+        return text
+    return text.replace("an image", "a sample").replace("image", "sample")
+
+
 def deciding(record: AuditRecord) -> list[AttackRecord]:
     """The attacks that count: those that only used what an attacker has."""
     return [a for a in record.attacks if not a.evidence.diagnostic]

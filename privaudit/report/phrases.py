@@ -21,6 +21,8 @@ _METRICS = {
     "mae": "MAE",
     "lpips": "LPIPS",
     "re_identification": "Re-identification",
+    "token_set_recall": "Token set recall",
+    "token_accuracy": "Token accuracy",
 }
 
 MEANINGS = {
@@ -37,6 +39,9 @@ MEANINGS = {
     "lpips": "Distance as a trained network sees it: 0 is the same picture.",
     "re_identification": "Share of images whose reconstruction is closest to its own "
     "original among all originals.",
+    "token_set_recall": "Share of a sample's distinct token ids that were found, "
+    "without their order.",
+    "token_accuracy": "Share of positions whose token id was found.",
 }
 
 STATES = {

@@ -130,6 +130,19 @@ def without_pictures(record: AuditRecord, redaction: Redaction) -> AuditRecord:
     )
 
 
+def without_tokens(record: AuditRecord, redaction: Redaction) -> AuditRecord:
+    """Token ids cannot be blurred, so what is hidden is taken out."""
+    if record.kind != "tokens" or redaction == "none":
+        return record
+    hidden: dict[str, object] = {
+        "samples": [s.model_copy(update={"tokens": None}) for s in record.samples]
+    }
+    if redaction == "all":
+        nothing: dict[str, object] = {"tokens": [], "leaked_ids": []}
+        hidden["attacks"] = [a.model_copy(update=nothing) for a in record.attacks]
+    return record.model_copy(update=hidden)
+
+
 def blur(data: bytes) -> bytes | None:
     """A picture of the same size with about eight blurred blocks; None if unreadable.
 

@@ -17,6 +17,7 @@ from privaudit.report.redact import (
     redacted_images,
     stronger,
     without_pictures,
+    without_tokens,
 )
 from privaudit.result import RESULT_FILE, AuditRecord, AuditResult, Redaction
 
@@ -45,7 +46,8 @@ def write(result: AuditResult, path: Path, *, redact: str = "none") -> Path:
     suffix = path.suffix.lower()
     _check_suffix(path, suffix)
     redaction = stronger(result.record.redaction, redact)
-    record = result.record.model_copy(update={"redaction": redaction})
+    original = without_tokens(result.record, redaction)
+    record = original.model_copy(update={"redaction": redaction})
     if suffix == "":
         images = redacted_images(result.record, result.images, redaction)
         _write_folder(path, record, images)
@@ -55,9 +57,9 @@ def write(result: AuditResult, path: Path, *, redact: str = "none") -> Path:
     if suffix == ".html":
         write_file(path, render_html(record, shown).encode())
     elif suffix == ".json":
-        write_file(path, as_json(_alone(result.record, redaction)))
+        write_file(path, as_json(_alone(original, redaction)))
     else:
-        _write_pdf(path, record, shown, as_json(_alone(result.record, redaction)))
+        _write_pdf(path, record, shown, as_json(_alone(original, redaction)))
     return path
 
 

@@ -23,7 +23,9 @@ from privaudit.verdict.evidence import (
 )
 from privaudit.verdict.judge import judge as judge
 from privaudit.verdict.policy import GRADIENT_MATCH as GRADIENT_MATCH
+from privaudit.verdict.policy import TOKEN_METRICS as TOKEN_METRICS
 from privaudit.verdict.policy import TRUTH_TOLERANCE as TRUTH_TOLERANCE
+from privaudit.verdict.policy import Kind as Kind
 from privaudit.verdict.policy import Limit as Limit
 from privaudit.verdict.policy import Policy as Policy
 from privaudit.verdict.policy import above_noise as above_noise

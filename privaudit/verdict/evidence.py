@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from privaudit.verdict.policy import Kind
+
 AttackState = Literal[
     "exact", "converged", "plateau", "stopped", "failed", "skipped", "missing"
 ]
@@ -77,6 +79,8 @@ class Evidence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     samples: int = Field(ge=0)
+    kind: Kind = "images"
+    """What the samples are: decides which limits apply."""
     skipped_inputs: int = Field(default=0, ge=0)
     """Inputs that were given and could not be audited."""
     truth_error: float | None = None

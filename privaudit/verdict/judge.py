@@ -52,6 +52,7 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
     required failed, stopped or missing, or no passing positive control →
     inconclusive; else no leak found, ``strong`` or ``weak``.
     """
+    policy = policy.for_kind(evidence.kind)
     counted = list(_counted(evidence, policy))
     worst = _worst_per_metric(w for w, level in counted if level == "error")
     leaks = [w for w, level in counted if level == "error" and w.leaks]
@@ -72,7 +73,7 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
         causes=causes,
         warnings=warnings,
         leaking_share_upper_bound=_rule_of_three(found, evidence.samples),
-        line=final_line(found, worst=top, code=code, causes=causes),
+        line=final_line(found, worst=top, code=code, causes=causes, kind=evidence.kind),
     )
 
 
@@ -296,7 +297,8 @@ def _control_warnings(evidence: Evidence, policy: Policy) -> list[Cause]:
                 warnings.append(say.too_few_pairs(metric))
     if evidence.skipped_inputs:
         warnings.append(say.inputs_skipped(evidence.skipped_inputs, evidence.samples))
-    if 1 < evidence.samples < MIN_IMAGES_FOR_RE_IDENTIFICATION:
+    few = 1 < evidence.samples < MIN_IMAGES_FOR_RE_IDENTIFICATION
+    if few and evidence.kind == "images":
         warnings.append(say.too_few_images(evidence.samples))
     return warnings
 

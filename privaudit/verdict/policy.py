@@ -11,6 +11,8 @@ from privaudit.errors import ConfigError
 Level = Literal["off", "warn", "error"]
 Aggregate = Literal["max", "p95", "mean"]
 Strength = Literal["weak", "strong"]
+Kind = Literal["images", "tokens"]
+"""What the samples of an audit are."""
 
 RE_IDENTIFICATION = "re_identification"
 GRADIENT_MATCH = "gradient_match"
@@ -24,6 +26,8 @@ NOISE_FACTOR = 2.0
 twice that noise is rounding, not another image."""
 MIN_IMAGES_FOR_RE_IDENTIFICATION = 20
 CHANCE_FACTOR = 5.0
+TOKEN_METRICS = ("token_set_recall", "token_accuracy")
+"""What a leak of token ids is measured in; image metrics say nothing there."""
 
 
 def above_noise(tolerance: float, noise_floor: float | None) -> float:
@@ -60,7 +64,13 @@ def _default_limits() -> dict[str, Limit]:
         "ssim": Limit(limit=0.5, margin=0.1, required=True),
         "ms_ssim": Limit(limit=0.6, margin=0.1),
         RE_IDENTIFICATION: Limit(limit=0.05),
+        **_token_limits(),
     }
+
+
+def _token_limits() -> dict[str, Limit]:
+    """More than half of a text: no margin, since ids are read off, not resembled."""
+    return {name: Limit(limit=0.5) for name in TOKEN_METRICS}
 
 
 class Policy(BaseModel):
@@ -75,6 +85,20 @@ class Policy(BaseModel):
     name: str = "default-1"
     limits: dict[str, Limit] = Field(default_factory=_default_limits)
     require: Strength = "weak"
+
+    def for_kind(self, kind: Kind) -> Policy:
+        """The limits that samples of this kind are judged by.
+
+        Token ids are always judged: a policy that names no limit for them gets the
+        preset's, for nothing else would see the leak.
+        """
+        if kind == "images":
+            return self
+        limits = {n: self.limits.get(n, d) for n, d in _token_limits().items()}
+        # Every attack finds a set; one that was not scored has cleared nothing.
+        measured = limits["token_set_recall"].model_copy(update={"required": True})
+        limits["token_set_recall"] = measured
+        return self.model_copy(update={"limits": limits})
 
     def with_limit(self, metric: str, value: float) -> Policy:
         """Return a copy whose ``metric`` has another limit.

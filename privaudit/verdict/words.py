@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from privaudit.verdict.policy import Strength
+from privaudit.verdict.policy import Kind, Strength
 
 Word = Literal["leaks", "no leak found", "inconclusive", "not run"]
 
@@ -74,12 +74,18 @@ class Verdict(BaseModel):
 
 
 def final_line(
-    word: Word, *, worst: Worst | None, code: int, causes: list[Cause]
+    word: Word,
+    *,
+    worst: Worst | None,
+    code: int,
+    causes: list[Cause],
+    kind: Kind = "images",
 ) -> str:
     """Verdict, worst sample, metric, value, limit, exit code: the line CI prints."""
     parts = [f"privaudit: {word}"]
     if worst is not None:
-        where = "all images" if worst.sample is None else f"image {worst.sample}"
+        noun = "image" if kind == "images" else "sample"
+        where = f"all {noun}s" if worst.sample is None else f"{noun} {worst.sample}"
         relation = "beyond" if worst.leaks else "within"
         parts.append(
             f"worst {where} by {worst.attack}: {worst.metric} {_number(worst.value)} "

@@ -127,7 +127,7 @@ def test_a_model_that_ends_in_an_ignored_in_place_call() -> None:
     step = EXPOSURE.observe(model, images, seed=0)
     assert step.logits is not None
     assert float(step.logits.min()) >= 0.0
-    result, _ = EXPOSURE.census(model, x, train=False)
+    result, _ = EXPOSURE.census(model, Batch(x, None), train=False)
     assert torch.equal(result["logits"], step.logits)
     own = GradientExposure(
         Normalisation(), loss=lambda o, _: o["logits"].square().sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -44,6 +44,15 @@ def match(value: float | None) -> dict[str, list[Score]]:
     return {"gradient_match": [Score(value=value)]}
 
 
+def tokens(
+    recall: float | None, accuracy: float | None = None
+) -> dict[str, list[Score]]:
+    return {
+        "token_set_recall": [Score(value=recall)],
+        "token_accuracy": [Score(value=accuracy)],
+    }
+
+
 def policy(**limits: Limit) -> Policy:
     return Policy(name="mine", limits={"ssim": Policy().limits["ssim"], **limits})
 
@@ -70,6 +79,7 @@ class Row:
     truth_error: float | None = None
     noise_floor: float | None = None
     skipped_inputs: int = 0
+    kind: Literal["images", "tokens"] = "images"
 
 
 NOT_APPLICABLE: dict[str, Any] = {"state": "skipped", "skip": "not applicable"}
@@ -675,6 +685,75 @@ ROWS = [
         skipped_inputs=2,
         warnings=("inputs-skipped",),
     ),
+    # token ids: other metrics, no unrelated pairs, no margin
+    Row(
+        "a set of ids without an order",
+        [attack(state="plateau", more=tokens(1.0))],
+        "leaks",
+        1,
+        "worst sample 0 by closed_form: token_set_recall 1.0000 beyond limit 0.5000",
+        kind="tokens",
+        unrelated=[],
+    ),
+    Row(
+        "an order alone",
+        [attack(state="plateau", more=tokens(0.5, 0.51))],
+        "leaks",
+        1,
+        "token_accuracy 0.5100 beyond limit 0.5000",
+        kind="tokens",
+        unrelated=[],
+    ),
+    Row(
+        "half of the ids are within the limit",
+        [attack(state="plateau", more=tokens(0.5, 0.5))],
+        "no leak found",
+        0,
+        "within limit 0.5000",
+        strength="weak",
+        kind="tokens",
+        unrelated=[],
+    ),
+    Row(
+        "half of the ids, and a search that this version lacks",
+        [
+            attack(state="plateau", more=tokens(0.5, 0.5)),
+            attack(label="token_search", state="missing"),
+        ],
+        "inconclusive",
+        3,
+        "token_search did not run",
+        kind="tokens",
+        unrelated=[],
+        causes=("attack-missing",),
+    ),
+    Row(
+        "nothing but padding clears nothing",
+        [attack(more=tokens(None))],
+        "inconclusive",
+        3,
+        "token_set_recall of closed_form: no value for 1 of 1",
+        kind="tokens",
+        unrelated=[],
+        causes=("unscored",),
+    ),
+    Row(
+        "an image limit says nothing of tokens",
+        [attack(0.1, more=tokens(1.0, 1.0))],
+        "leaks",
+        1,
+        "token_set_recall 1.0000",
+        kind="tokens",
+        policy=policy(),
+    ),
+    Row(
+        "token limits say nothing of images",
+        [attack(0.1)],
+        "no leak found",
+        0,
+        "image 0 by closed_form: ssim 0.1000 within",
+        strength="strong",
+    ),
 ]
 
 
@@ -682,6 +761,7 @@ ROWS = [
 def test_verdict(row: Row) -> None:
     evidence = Evidence(
         samples=row.samples,
+        kind=row.kind,
         truth_known=row.truth,
         truth_error=row.truth_error,
         noise_floor=row.noise_floor,

@@ -17,5 +17,6 @@ from privaudit.report.sections.provenance import where_from as where_from
 from privaudit.report.sections.searches import how_searches_went as how_searches_went
 from privaudit.report.sections.skipped import skipped_inputs as skipped_inputs
 from privaudit.report.sections.threat_model import who_attacks as who_attacks
+from privaudit.report.sections.tokens import tokens_found as tokens_found
 
 SECTIONS = collect_sections(globals())

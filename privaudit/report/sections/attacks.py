@@ -26,6 +26,7 @@ from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
 from privaudit.result import AttackRecord, AuditRecord
 
+_SHOWN = {"images": "pictures", "tokens": "copies"}
 _TONES: dict[str, Tone] = {
     "exact": "critical",
     "converged": "info",
@@ -40,9 +41,9 @@ def attacks_run(record: AuditRecord, _: Pictures) -> Section | None:
     """One overview, then each attack with its scores, forms and settings."""
     if not record.attacks:
         return None
-    blocks: list[Block] = [_overview(record.attacks), _words(record.attacks)]
+    blocks: list[Block] = [_overview(record.attacks), _words(record)]
     for attack in record.attacks:
-        blocks += _one(attack)
+        blocks += _one(record, attack)
     return Section(
         "attacks",
         "Attacks",
@@ -115,23 +116,26 @@ def _residual(attack: AttackRecord) -> str:
     return worst if len(known) == 1 else f"≤ {worst}"
 
 
-def _words(attacks: list[AttackRecord]) -> Bullets:
-    seen = dict.fromkeys(a.evidence.state for a in attacks)
-    items = tuple(f"{state.capitalize()}: {phrases.STATES[state]}." for state in seen)
+def _words(record: AuditRecord) -> Bullets:
+    seen = dict.fromkeys(a.evidence.state for a in record.attacks)
+    items = tuple(
+        facts.worded(record, f"{state.capitalize()}: {phrases.STATES[state]}.")
+        for state in seen
+    )
     return Bullets(items, "What the states mean")
 
 
-def _one(attack: AttackRecord) -> list[Block]:
+def _one(record: AuditRecord, attack: AttackRecord) -> list[Block]:
     tag = DIAGNOSTIC if attack.evidence.diagnostic else ""
     blocks: list[Block] = [Heading(attack.title, attack.evidence.label, tag)]
     if attack.summary:
         blocks.append(Paragraph(phrases.sentence(attack.summary)))
     if _ran(attack):
-        blocks.append(KeyValues(_facts(attack)))
+        blocks.append(KeyValues(_facts(record, attack)))
     else:
         blocks.append(Paragraph(_why_not(attack)))
     if attack.evidence.scores:
-        blocks.append(_scores(attack))
+        blocks.append(_scores(record, attack))
     forms = _forms(attack)
     if forms is not None:
         blocks.append(forms)
@@ -147,10 +151,10 @@ def _why_not(attack: AttackRecord) -> str:
     return phrases.sentence(f"not run: {reason}")
 
 
-def _facts(attack: AttackRecord) -> tuple[Fact, ...]:
+def _facts(record: AuditRecord, attack: AttackRecord) -> tuple[Fact, ...]:
     outcomes = attack.outcomes
     candidates = (
-        ("Per image", _counts(o.state for o in outcomes)),
+        (f"Per {facts.noun(record)}", _counts(o.state for o in outcomes)),
         ("Recovered by", _counts(o.form for o in outcomes if o.form)),
         ("Remarks", _counts(o.note for o in outcomes if o.note)),
         ("Search", _search(attack)),
@@ -195,14 +199,14 @@ def _given(attack: AttackRecord) -> str:
     return ", ".join(f"{k} = {phrases.setting(v)}" for k, v in given.items()) or "none"
 
 
-def _scores(attack: AttackRecord) -> Table:
+def _scores(record: AuditRecord, attack: AttackRecord) -> Table:
     columns = (
         Column("Metric"),
         Column("Values", numeric=True),
         Column("Smallest", numeric=True),
         Column("Mean", numeric=True),
         Column("Largest", numeric=True),
-        Column("Identical pictures", numeric=True),
+        Column(f"Identical {_SHOWN[record.kind]}", numeric=True),
         Column("Without a value", numeric=True),
     )
     rows = []

@@ -38,7 +38,8 @@ def values_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
     if len(found) > len(drawn):
         blocks.append(
             Paragraph(
-                f"The {len(drawn)} worst of {len(found)} images are drawn; "
+                f"The {len(drawn)} worst of {len(found)} {facts.noun(record)}s are "
+                "drawn; "
                 f"{len(found) - len(drawn)} omitted."
             )
         )
@@ -47,8 +48,8 @@ def values_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
         listed = sorted(facts.on_paper(record, found), key=lambda one: one.position)
         if len(listed) < len(found):
             blocks.append(Paragraph(facts.said_on_paper(len(found), "values")))
-    blocks.append(Details("The same as a table", (_table(metric, listed),)))
-    title = f"{phrases.metric(metric)} per image"
+    blocks.append(Details("The same as a table", (_table(record, metric, listed),)))
+    title = f"{phrases.metric(metric)} per {facts.noun(record)}"
     return Section("chart", title, tuple(blocks), scope=facts.scope(record))
 
 
@@ -63,13 +64,19 @@ def _chart(record: AuditRecord, metric: str, drawn: list[Leakiest]) -> Chart:
 
     step = (_RIGHT - _LEFT) / len(drawn)
     marks = tuple(
-        Mark(round(_LEFT + (i + 0.5) * step, 1), y(one.value), one.beyond, _name(one))
+        Mark(
+            round(_LEFT + (i + 0.5) * step, 1),
+            y(one.value),
+            one.beyond,
+            _name(record, one),
+        )
         for i, one in enumerate(drawn)
         if one.value is not None
     )
     return Chart(
         anchor="values-per-image",
-        title=f"{phrases.metric(metric)} of {phrases.plural(len(drawn), 'image')}",
+        title=f"{phrases.metric(metric)} of "
+        f"{phrases.plural(len(drawn), facts.noun(record))}",
         description=_description(record, metric, drawn),
         width=_WIDTH,
         height=_HEIGHT,
@@ -83,7 +90,7 @@ def _chart(record: AuditRecord, metric: str, drawn: list[Leakiest]) -> Chart:
             for value, text, style in _rules(record, metric, low, high)
         ),
         ticks=_ticks(drawn, step),
-        axis="Image",
+        axis=facts.noun(record).capitalize(),
     )
 
 
@@ -117,19 +124,22 @@ def _description(record: AuditRecord, metric: str, drawn: list[Leakiest]) -> str
     limit = facts.limit_in_force(record, metric)
     against = "no limit is set" if limit is None else f"limit {phrases.number(limit)}"
     return (
-        f"One mark per image, {against}; {beyond} of {len(drawn)} beyond it. Squares "
-        "are beyond the limit, circles within. The values are in the table below."
+        f"One mark per {facts.noun(record)}, {against}; {beyond} of {len(drawn)} "
+        "beyond it. Squares are beyond the limit, circles within. The values are in "
+        "the table below."
     )
 
 
-def _name(one: Leakiest) -> str:
+def _name(record: AuditRecord, one: Leakiest) -> str:
     side = "beyond the limit" if one.beyond else "within the limit"
-    return f"Image {one.sample.index}: {phrases.number(one.value)}, {side}"
+    noun = facts.noun(record).capitalize()
+    return f"{noun} {one.sample.index}: {phrases.number(one.value)}, {side}"
 
 
-def _table(metric: str, drawn: list[Leakiest]) -> Table:
+def _table(record: AuditRecord, metric: str, drawn: list[Leakiest]) -> Table:
+    noun = facts.noun(record)
     columns = (
-        Column("Image", numeric=True),
+        Column(noun.capitalize(), numeric=True),
         Column(phrases.metric(metric), numeric=True),
         Column("Beyond the limit"),
     )
@@ -141,4 +151,4 @@ def _table(metric: str, drawn: list[Leakiest]) -> Table:
         )
         for one in drawn
     ]
-    return table(f"{phrases.metric(metric)} per image", columns, rows)
+    return table(f"{phrases.metric(metric)} per {noun}", columns, rows)

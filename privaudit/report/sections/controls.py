@@ -29,7 +29,7 @@ def controls_of_audit(record: AuditRecord, _: Pictures) -> Section:
         _positive(record.positive_control),
     ]
     if record.positive_control is not None:
-        blocks.append(_positive_facts(record.positive_control))
+        blocks.append(_positive_facts(record, record.positive_control))
     blocks.append(Heading("Unrelated pairs: what strangers score"))
     blocks.append(_pairs(record))
     blocks.append(Heading("Checks before the attacks"))
@@ -55,18 +55,27 @@ def _positive(control: PositiveControl | None) -> Callout:
     return Callout("warning", "Failed", "The attacks missed a known leak.", detail)
 
 
-def _positive_facts(control: PositiveControl) -> KeyValues:
+def _positive_facts(record: AuditRecord, control: PositiveControl) -> KeyValues:
+    images = record.kind == "images"
+    reached = (Fact("SSIM reached", phrases.number(control.ssim)),) if images else ()
     return KeyValues(
         (
             Fact("Attacked", control.model),
-            Fact("SSIM reached", phrases.number(control.ssim)),
-            Fact("SSIM to reach", phrases.number(control.limit)),
+            *reached,
+            Fact(
+                "SSIM to reach" if images else "Token set recall to reach",
+                phrases.number(control.limit),
+            ),
             Fact("Time", phrases.seconds(control.seconds)),
         )
     )
 
 
 def _pairs(record: AuditRecord) -> Table | Paragraph:
+    if record.kind == "tokens":
+        return Paragraph(
+            "Not measured: ids are read off the gradient exactly, they do not resemble."
+        )
     if not record.unrelated:
         return Paragraph("Not measured.")
     columns = (

@@ -11,12 +11,14 @@ from privaudit.report.blocks import (
     Fact,
     Figure,
     Gauge,
+    Heading,
     Hero,
     Section,
     Tone,
 )
 from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
+from privaudit.report.sections.tokens import sequences
 from privaudit.result import AuditRecord
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def first_screen_of(record: AuditRecord, pictures: Pictures) -> Section:
     if warning is not None:
         blocks.append(warning)
     blocks.append(_hero(record, pair))
+    if record.kind == "tokens":
+        blocks += _worst_tokens(record)
     return Section("verdict", "Verdict", tuple(blocks), first_screen=True)
 
 
@@ -65,14 +69,14 @@ def _hero(record: AuditRecord, pair: tuple[Figure, ...]) -> Hero:
 
 
 def _subject(record: AuditRecord) -> str:
-    images = phrases.plural(record.verdict.samples, "image")
+    images = phrases.plural(record.verdict.samples, facts.noun(record))
     done = "given, none audited" if record.verdict.word == "not run" else "audited"
     return f"{record.inventory.model.rpartition('.')[2]} · {images} {done}"
 
 
 def _sentence(record: AuditRecord) -> str:
     verdict = record.verdict
-    images = phrases.plural(verdict.samples, "image")
+    images = phrases.plural(verdict.samples, facts.noun(record))
     if verdict.word == "leaks":
         return _leak_sentence(record)
     if verdict.word == "no leak found":
@@ -98,6 +102,8 @@ def _leak_sentence(record: AuditRecord) -> str:
         )
     found = facts.leakiest(record)
     beyond = sum(one.beyond for one in found)
+    if record.kind == "tokens":
+        return _token_sentence(len(found), beyond)
     if not beyond:
         return (
             "What this model shares in training gives away more about its training "
@@ -114,13 +120,41 @@ def _leak_sentence(record: AuditRecord) -> str:
     )
 
 
+def _worst_tokens(record: AuditRecord) -> list[Block]:
+    """What was held and found of the sample that the headline names."""
+    found = facts.leakiest(record)
+    worst = facts.headline_worst(record.verdict)
+    named = [one for one in found if worst is not None and one.position == worst.sample]
+    shown = (named or found)[:1]
+    if not shown:
+        return []
+    title = f"What was read, of sample {shown[0].sample.index}"
+    return [Heading(title), sequences(record, shown)]
+
+
+def _token_sentence(samples: int, beyond: int) -> str:
+    count = (
+        "the sample audited"
+        if samples == 1
+        else f"{beyond} of {samples} samples audited"
+    )
+    return (
+        "From what a client shares in one training step, an attacker can read the "
+        f"token ids of {count}, more of them than the limits set beforehand allow."
+    )
+
+
 def _facts(record: AuditRecord, worst: Worst | None) -> tuple[Fact, ...]:
     if worst is None:
         return ()
     side = "beyond the limit" if worst.leaks else "within the limit"
     distance = abs(worst.margin)
     return (
-        Fact("Worst image", _worst_image(record, worst), f"by {worst.attack}"),
+        Fact(
+            f"Worst {facts.noun(record)}",
+            _worst_image(record, worst),
+            f"by {worst.attack}",
+        ),
         Fact(phrases.metric(worst.metric), phrases.number(worst.value)),
         Fact("Limit", phrases.number(worst.limit)),
         Fact("Margin", phrases.number(distance), side),
@@ -129,8 +163,8 @@ def _facts(record: AuditRecord, worst: Worst | None) -> tuple[Fact, ...]:
 
 def _worst_image(record: AuditRecord, worst: Worst) -> str:
     if worst.sample is None or worst.sample >= len(record.samples):
-        return "all images"
-    return f"Image {record.samples[worst.sample].index}"
+        return f"all {facts.noun(record)}s"
+    return f"{facts.noun(record).capitalize()} {record.samples[worst.sample].index}"
 
 
 def _gauge(worst: Worst | None, word: str) -> Gauge | None:
@@ -148,6 +182,8 @@ def _gauge(worst: Worst | None, word: str) -> Gauge | None:
 
 
 def _pair(record: AuditRecord, pictures: Pictures) -> tuple[Figure, ...]:
+    if record.kind == "tokens":
+        return ()
     found = {one.position: one for one in facts.leakiest(record)}
     worst = facts.headline_worst(record.verdict)
     position = worst.sample if worst is not None else None
@@ -177,6 +213,15 @@ def _pair(record: AuditRecord, pictures: Pictures) -> tuple[Figure, ...]:
 def _personal_data(record: AuditRecord, pictures: Pictures) -> Callout | None:
     if record.redaction == "all":
         return None
+    if any(a.tokens or a.leaked_ids for a in record.attacks):
+        return Callout(
+            tone="warning",
+            label="Personal data",
+            title="This page shows token ids read out of training data",
+            text="With the model's tokenizer they are its text. Handle it like the "
+            "data itself.",
+            remedy='Save with redact="all" before passing it on.',
+        )
     names = [name for a in record.attacks for name in a.images]
     if not any(pictures.get(name) for name in names):
         return None

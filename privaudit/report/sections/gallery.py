@@ -29,7 +29,7 @@ _HINT = (
 def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
     """The closest reconstruction of each image, a bounded number of them."""
     found = [one for one in facts.leakiest(record) if one.attack is not None]
-    if not found:
+    if not found or record.kind != "images":
         return None
     shown = facts.on_paper(record, found) if pictures.paper else found[:MOST_SHOWN]
     rows = tuple(_row(record, pictures, one) for one in shown)
@@ -37,8 +37,9 @@ def picture_gallery(record: AuditRecord, pictures: Pictures) -> Section | None:
     if len(shown) < len(found) and pictures.paper:
         said = f"{facts.said_on_paper(len(found))} Worst first."
     bands = phrases.bands_explained(record.config.shown_bands, facts.channels(record))
-    told = (bands, said, _noted(record))
-    blocks: list[Block] = [Paragraph(text) for text in told if text]
+    blocks: list[Block] = [
+        Paragraph(text) for text in (bands, said, _noted(record)) if text
+    ]
     if not pictures.paper:
         blocks += _compare(rows[0])
     blocks.append(Gallery(rows, _control(record, pictures)))

@@ -56,10 +56,12 @@ def model_inventory(record: AuditRecord, _: Pictures) -> Section:
 def _model(inventory: Inventory) -> KeyValues:
     share = inventory.trainable / inventory.parameters if inventory.parameters else 0.0
     tensors = phrases.plural(len(inventory.shared), "tensor")
+    shape = inventory.input_shape
+    unit = "C × H × W" if len(shape) == 3 else "token ids"
     return KeyValues(
         (
             Fact("Model", inventory.model, mono=True),
-            Fact("Input", " × ".join(map(str, inventory.input_shape)), "C × H × W"),
+            Fact("Input", " × ".join(map(str, shape)), unit),
             Fact(
                 "Parameters shared",
                 f"{inventory.trainable:,} of {inventory.parameters:,}",

@@ -35,13 +35,19 @@ def limitations_of(record: AuditRecord, _: Pictures) -> Section:
         "Limitations",
         (
             Bullets(
-                (*_ALWAYS, *_of_this_run(record)), "What the result does not cover"
+                (*_worded(record, _ALWAYS), *_of_this_run(record)),
+                "What the result does not cover",
             ),
             Bullets(
-                (*_WRONG, *_wrong_here(record)), "What would make this result wrong"
+                (*_worded(record, _WRONG), *_wrong_here(record)),
+                "What would make this result wrong",
             ),
         ),
     )
+
+
+def _worded(record: AuditRecord, texts: tuple[str, ...]) -> list[str]:
+    return [facts.worded(record, text) for text in texts]
 
 
 def _of_this_run(record: AuditRecord) -> list[str]:

@@ -19,6 +19,7 @@ from privaudit.report.blocks import (
 from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
 from privaudit.result import AuditRecord
+from privaudit.verdict import TOKEN_METRICS
 
 _OVER = {"max": "the worst image", "p95": "the worst 5 %", "mean": "the mean"}
 _LEVELS = {"error": "decides", "warn": "warns", "off": "ignored"}
@@ -51,11 +52,12 @@ def limits_used(record: AuditRecord, _: Pictures) -> Section:
         _table(record),
         Bullets(_meanings(record), "What the metrics mean"),
         Heading("What the words mean"),
-        Bullets(_WORDS),
+        Bullets(tuple(facts.worded(record, text) for text in _WORDS)),
     ]
     if verdict.strength:
         blocks.append(Paragraph(_STRENGTH[verdict.strength]))
     blocks += _bound(record)
+    blocks += _off(record)
     return Section("limits", "Limits used", tuple(blocks), scope=facts.scope(record))
 
 
@@ -70,12 +72,14 @@ def _table(record: AuditRecord) -> Table:
         Column("Role"),
         Column("Worst value", numeric=True),
     )
-    rows = [_row(record, metric) for metric in record.config.policy.limits]
+    limits = record.config.policy.for_kind(record.kind).limits
+    apply = [m for m in limits if (m in TOKEN_METRICS) == (record.kind == "tokens")]
+    rows = [_row(record, metric) for metric in apply]
     return table("Limits set before the audit", columns, rows)
 
 
 def _row(record: AuditRecord, metric: str) -> tuple[Cell | str, ...]:
-    limit = record.config.policy.limits[metric]
+    limit = record.config.policy.for_kind(record.kind).limits[metric]
     worst = record.verdict.worst.get(metric)
     leaks = worst is not None and worst.leaks
     value = "not judged" if worst is None else phrases.number(worst.value)
@@ -84,7 +88,7 @@ def _row(record: AuditRecord, metric: str) -> tuple[Cell | str, ...]:
         phrases.number(limit.limit),
         phrases.number(limit.margin),
         phrases.number(worst.limit) if worst else phrases.DASH,
-        _OVER[limit.over],
+        facts.worded(record, _OVER[limit.over]),
         "lower" if limit.lower_is_leakier else "higher",
         _LEVELS[limit.level] + (", required" if limit.required else ""),
         Cell(value, "critical" if leaks else "plain", "beyond" if leaks else ""),
@@ -92,9 +96,9 @@ def _row(record: AuditRecord, metric: str) -> tuple[Cell | str, ...]:
 
 
 def _meanings(record: AuditRecord) -> tuple[str, ...]:
-    names = dict.fromkeys(
-        [*record.config.policy.limits, *facts.per_image_metrics(record)]
-    )
+    tokens = record.kind == "tokens"
+    limits = [m for m in record.config.policy.limits if (m in TOKEN_METRICS) == tokens]
+    names = dict.fromkeys([*limits, *facts.per_image_metrics(record)])
     return tuple(
         f"{phrases.metric(n)}: {phrases.MEANINGS[n]}"
         for n in names
@@ -106,11 +110,21 @@ def _bound(record: AuditRecord) -> list[Block]:
     bound = record.verdict.leaking_share_upper_bound
     if bound is None:
         return []
-    images = phrases.plural(record.verdict.samples, "image")
+    noun = facts.noun(record)
+    samples = phrases.plural(record.verdict.samples, noun)
     return [
         Paragraph(
-            f"Rule of three: no leak in {images} means, with 95 % confidence, that at "
-            f"most {phrases.share(bound)} of images like these leak to these attacks. "
-            "It assumes that the images were drawn at random."
+            f"Rule of three: no leak in {samples} means, with 95 % confidence, that at "
+            f"most {phrases.share(bound)} of {noun}s like these leak to these attacks. "
+            f"It assumes that the {noun}s were drawn at random."
         )
     ]
+
+
+def _off(record: AuditRecord) -> list[Block]:
+    """Metrics that say nothing about such samples: off, which is not 0."""
+    if not record.metrics_off:
+        return []
+    names = ", ".join(map(phrases.metric, record.metrics_off))
+    reason = next(iter(record.metrics_off.values()))
+    return [Paragraph(f"Not measured: {names} ({reason}).")]

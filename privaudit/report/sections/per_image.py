@@ -17,12 +17,12 @@ def table_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
     """All images in their own order, each with its leakiest attack."""
     if not record.samples:
         return None
-    metrics = facts.per_image_metrics(record)
+    metrics, noun = facts.per_image_metrics(record), facts.noun(record)
     every = facts.leakiest(record)
     found = facts.on_paper(record, every) if pictures.paper else every[:MOST_LISTED]
     rows = [_row(record, metrics, one) for one in sorted(found, key=_position)]
     columns = (
-        Column("Image", numeric=True),
+        Column(noun.capitalize(), numeric=True),
         Column("Name"),
         *(Column(phrases.metric(m), numeric=True) for m in metrics),
         Column("Attack", mono=True),
@@ -31,7 +31,7 @@ def table_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
         Column("Label inferred", numeric=True),
         Column("Client", numeric=True),
     )
-    blocks: list[Block] = [table("Values of every image", columns, rows)]
+    blocks: list[Block] = [table(f"Values of every {noun}", columns, rows)]
     omitted = len(record.samples) - len(found)
     if omitted and pictures.paper:
         blocks.append(Paragraph(facts.said_on_paper(len(every))))
@@ -41,7 +41,7 @@ def table_per_image(record: AuditRecord, pictures: Pictures) -> Section | None:
         )
     return Section(
         "images",
-        "Every image",
+        f"Every {noun}",
         tuple(blocks),
         "The values are those of the attack that came closest.",
         facts.scope(record),

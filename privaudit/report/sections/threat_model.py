@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privaudit.report import phrases
+from privaudit.report import facts, phrases
 from privaudit.report.blocks import Bullets, Fact, KeyValues, Lists, Section
 from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
@@ -40,10 +40,11 @@ def who_attacks(record: AuditRecord, _: Pictures) -> Section:
 def _client(record: AuditRecord) -> str:
     client = record.config.client
     size = client.batch_size
+    noun = facts.noun(record)
     images = (
-        "all images together"
+        f"all {noun}s together"
         if size is None
-        else phrases.plural(size, "image") + " each"
+        else phrases.plural(size, noun) + " each"
     )
     mode = (
         "in train mode"
@@ -73,4 +74,6 @@ def _masks(record: AuditRecord) -> str:
 def _labels(record: AuditRecord) -> str:
     if record.config.knowledge.labels == "known":
         return "Given to the attacker."
+    if record.kind == "tokens":
+        return "Not given to the attacker, and not needed."
     return "Read off the gradient by the attacker."
