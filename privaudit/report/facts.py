@@ -43,6 +43,13 @@ def worded(record: AuditRecord, text: str) -> str:
     return text.replace("an image", "a sample").replace("image", "sample")
 
 
+def labels_are(record: AuditRecord) -> str:
+    """How the attacker came by the labels; those that are the text are not given."""
+    stated = record.config.knowledge.labels
+    kept = record.kind == "tokens" and "the labels" in record.threat_model.does_not_know
+    return "unknown" if kept else stated
+
+
 def deciding(record: AuditRecord) -> list[AttackRecord]:
     """The attacks that count: those that only used what an attacker has."""
     return [a for a in record.attacks if not a.evidence.diagnostic]
@@ -185,10 +192,15 @@ def what(sample: SampleRecord) -> str:
 def scope(record: AuditRecord) -> str:
     """The threat model in one line, to stand beside every number."""
     model = record.threat_model
-    labels = {"known": "labels given to the attacker", "inferred": "labels inferred"}
+    labels = {
+        "known": "labels given to the attacker",
+        "inferred": "labels inferred",
+        "joint": "labels optimised with the images",
+        "unknown": "labels not given to the attacker",
+    }
     parts = [
         phrases.sentence(model.attacker).rstrip("."),
         f"sees {model.exposure}",
-        labels[record.config.knowledge.labels],
+        labels[labels_are(record)],
     ]
     return " · ".join(part for part in parts if part)

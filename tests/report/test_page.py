@@ -310,3 +310,12 @@ def test_unknown_names_in_templates_are_errors(leaking: AuditResult) -> None:
     assert environment.autoescape is True
     with pytest.raises(UndefinedError, match="missing"):
         environment.from_string("{{ missing }}").render()
+
+
+def test_labels_optimised_with_the_images_have_a_page(leaking: AuditResult) -> None:
+    knows = {"knowledge": Knowledge(labels="joint")}
+    config = leaking.record.config.model_copy(update=knows)
+    record = leaking.record.model_copy(update={"config": config})
+    text = page_of(AuditResult(record, ImageStore())).text
+    assert "labels optimised with the images" in text
+    assert "Optimised by the attacker, together with the images." in text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
-from privaudit import Auditor, Client
+from privaudit import Auditor, Client, Knowledge
 from privaudit.result import AuditResult
 from tests.models.text import Text, flat, text
 from tests.report.pdfs import Paper, needs_weasyprint
@@ -55,6 +56,17 @@ def test_a_set_without_an_order_is_said_to_be_one(tmp_path: Path) -> None:
     assert "no order found" in html
     assert "2 5 22 23 27 29 34 40 49" in html
     assert "without order or counts" in html
+
+
+@pytest.mark.parametrize("labels", ["inferred", "joint"])
+def test_labels_that_were_not_given_are_said_not_to_be(
+    labels: Literal["inferred", "joint"], tmp_path: Path
+) -> None:
+    auditor = Auditor(flat(), knowledge=Knowledge(labels=labels))
+    html = page(auditor.audit(torch.tensor([[5, 29, 2, 22, 49]])), tmp_path)
+    assert "labels not given to the attacker" in html
+    assert "Not given to the attacker, and not needed." in html
+    assert "Read off the gradient by the attacker" not in html
 
 
 @pytest.mark.parametrize("redact", ["originals", "all"])

@@ -72,8 +72,11 @@ def _masks(record: AuditRecord) -> str:
 
 
 def _labels(record: AuditRecord) -> str:
-    if record.config.knowledge.labels == "known":
+    labels = facts.labels_are(record)
+    if labels == "known":
         return "Given to the attacker."
-    if record.kind == "tokens":
+    if labels == "unknown":
         return "Not given to the attacker, and not needed."
+    if labels == "joint":
+        return "Optimised by the attacker, together with the images."
     return "Read off the gradient by the attacker."
