@@ -42,18 +42,26 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
     derivative taken later still finds the values that the forward pass used.
     """
     before = [(m, dict(m._buffers)) for m in model.modules() if _swappable(m)]
-    copies: dict[int, Tensor | None] = {id(None): None}
     try:
-        for module, buffers in before:
-            for name, buffer in buffers.items():
-                if id(buffer) not in copies:
-                    copies[id(buffer)] = _copied(buffer)
-                module._buffers[name] = copies[id(buffer)]
+        copy_buffers(model)
         yield
     finally:
         for module, buffers in before:
             module._buffers.clear()
             module._buffers.update(buffers)
+
+
+def copy_buffers(model: nn.Module) -> None:
+    """Put copies in the place of all buffers, inside :func:`kept_buffers`.
+
+    Between two steps of one client: the second goes on from what the first left.
+    """
+    copies: dict[int, Tensor | None] = {id(None): None}
+    for module in filter(_swappable, model.modules()):
+        for name, buffer in list(module._buffers.items()):
+            if id(buffer) not in copies:
+                copies[id(buffer)] = _copied(buffer)
+            module._buffers[name] = copies[id(buffer)]
 
 
 def _swappable(module: nn.Module) -> bool:

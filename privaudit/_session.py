@@ -31,7 +31,7 @@ from privaudit._scoring import Pictures, attack_record, ladder_records
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
-from privaudit.exposure import GradientExposure, shared_parameters
+from privaudit.exposure import GradientExposure, local_steps, shared_parameters
 from privaudit.exposure.output import input_keyword
 from privaudit.inventory import Finding, Inventory, findings
 from privaudit.inventory.outside import OutsideWatch
@@ -80,7 +80,8 @@ class Session:
 
     @property
     def _client_size(self) -> int:
-        return self.config.client.batch_size or len(self.sample.images)
+        """Images of one client, in all its steps."""
+        return self.config.client.images_of(len(self.sample.images))
 
     def recomputed(self, tape: Tape) -> dict[str, Tensor]:
         """The gradient of the first client under the masks of ``tape``."""
@@ -259,9 +260,16 @@ class Session:
         for ran in runs:
             exact = [o for o in ran.outcomes if o.state == "exact"]
             if exact and drops:
+                images = sum(len(o.images) for o in exact if o.images is not None)
                 found.insert(
                     0,
-                    findings.dropout_does_not_protect(drops, exact[0].form, len(exact)),
+                    findings.dropout_tells_samples_apart(
+                        drops, images, len(self.sample.images)
+                    )
+                    if ran.attack.name == "sparse_factorization"
+                    else findings.dropout_does_not_protect(
+                        drops, exact[0].form, images
+                    ),
                 )
                 break
         return self.inventory.model_copy(update={"findings": found})
@@ -307,17 +315,21 @@ def open_session(
         value_range=config.value_range,
     )
     check_bands(config.shown_bands, sample.images.shape[1])
+    client = config.client
     exposure = GradientExposure(
         normalisation,
         loss,
         training_step,
-        config.client.mode,
+        client.mode,
         sample.keyword or input_keyword(model),
-        autocast=config.client.autocast,
+        autocast=client.autocast,
+        local=local_steps(
+            client.local_steps, client.lr, client.optimizer, client.momentum
+        ),
     )
     output, eval_tape = _eval_pass(model, exposure, sample)
     labels = _labels.settle(model, exposure, sample, output)
-    size = config.client.batch_size or len(sample.images)
+    size = client.images_of(len(sample.images))
     batch = _batch(model, sample, labels, 0, size)
     before = time.monotonic()
     with OutsideWatch(model) as watch:

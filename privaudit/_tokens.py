@@ -168,6 +168,14 @@ def refuse_image_settings(config: AuditConfig) -> None:
             got=config.client.autocast,
             hint="Audits on token ids run in the model's own precision.",
         )
+    steps, optimizer = config.client.local_steps, config.client.optimizer
+    if steps > 1 or optimizer != "sgd":
+        raise ConfigError(
+            "Auditor.client.local_steps",
+            expected="one step of SGD, since the sample is token ids",
+            got=f"{steps} of {optimizer}",
+            hint="Audits on token ids do not simulate other steps yet.",
+        )
 
 
 def check_range(ids: Tensor, embeddings: Sequence[Embedding]) -> None:

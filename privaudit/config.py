@@ -5,29 +5,96 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from privaudit.errors import ConfigError
 from privaudit.verdict import Policy
 
+OptimizerName = Literal["sgd", "adamw"]
+
 
 class Client(BaseModel):
-    """How the client makes the step whose gradient the attacker sees."""
+    """How the client makes the step, or the steps, of which the attacker sees the sum.
+
+    Raises:
+        ConfigError: Several steps without a learning rate, or with AdamW; a momentum
+            for AdamW.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch_size: int | None = Field(default=None, ge=1)
-    """Images in one step; None: all images together; 1: one client per image."""
-    local_steps: Literal[1] = 1
-    """Local steps before sending. This version audits one."""
+    """Images in one step; None: all images, in equal parts; 1: one image a step."""
+    local_steps: int = Field(default=1, ge=1)
+    """Steps before sending, each on images of its own. Of more than one the weight
+    difference is sent, as in FedAvg."""
     lr: float | None = Field(default=None, gt=0)
     """Learning rate; with one SGD step it scales the update and hides nothing."""
-    optimizer: Literal["sgd"] = "sgd"
+    optimizer: OptimizerName = "sgd"
+    """As in ``torch.optim``. Of AdamW one step, which shows little but signs."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Of SGD; it starts at zero, so one step does not know it."""
     mode: Literal["train", "as_is"] = "train"
     """``train``: the step runs in train mode; ``as_is``: modes stay as given."""
     autocast: Literal["bfloat16", "float16"] | None = None
     """What the step's forward pass and loss run under, as with ``torch.autocast``;
     ``float16`` with a loss scale that fits. None: no autocast but the step's own."""
+
+    @model_validator(mode="after")
+    def _can_be_audited(self) -> Client:
+        if self.optimizer == "adamw":
+            require_one_step("Client.local_steps", self.local_steps)
+            if self.momentum:
+                raise ConfigError(
+                    "Client.momentum",
+                    expected="none: momentum belongs to SGD",
+                    got=f"{self.momentum:g} with adamw",
+                    hint="AdamW has its own averages, which one step does not show.",
+                )
+        if self.local_steps > 1 and self.lr is None:
+            raise ConfigError(
+                "Client.lr",
+                expected=f"the learning rate of {self.local_steps} local steps",
+                got="None",
+                hint="The second step starts where the first has led: without lr it "
+                "cannot be repeated. Pass lr=.",
+            )
+        return self
+
+    def images_of(self, total: int) -> int:
+        """How many of ``total`` images one client takes, in all its steps.
+
+        Raises:
+            ConfigError: Several steps, and images that do not fill them.
+        """
+        if self.local_steps == 1:
+            return self.batch_size or total
+        size = (self.batch_size or total // self.local_steps) * self.local_steps
+        if size == 0 or total % size:
+            raise ConfigError(
+                "sample",
+                expected=f"images for {self.local_steps} local steps a client"
+                + (f" of {self.batch_size} each" if self.batch_size else ""),
+                got=f"{total} image(s)",
+                hint=f"Pass a multiple of {size or self.local_steps} images.",
+            )
+        return size
+
+
+def require_one_step(where: str, steps: int) -> None:
+    """Refuse more than one step of AdamW.
+
+    Raises:
+        ConfigError: More than one.
+    """
+    if steps > 1:
+        raise ConfigError(
+            where,
+            expected="one local step of AdamW",
+            got=f"{steps}",
+            hint="Several AdamW steps are not modelled: audit one of them, or several "
+            "of SGD.",
+        )
 
 
 class Knowledge(BaseModel):

@@ -10,6 +10,7 @@ from torch import Tensor
 from privaudit._autograd import partials
 from privaudit.attacks._inputs import InputMap
 from privaudit.exposure import relative_error, shared_parameters
+from privaudit.exposure.simulate import blank_tape
 from privaudit.tape import DropSite, Op, Tape, Tracer, same_data
 from privaudit.types import Batch, Observation, Target
 
@@ -132,6 +133,9 @@ def structure_of(
     tracer = Tracer(target.model)
     batch = Batch(image.requires_grad_(), labels)
     loss, logits, tape = target.exposure.trace(target.model, batch, tracer)
+    if target.exposure.local is not None:
+        # One pass shows the layers; the draws are those of every step.
+        tape = blank_tape(target.exposure, target.model, batch)
     found = Structure(
         inputs,
         inputs.is_affine(generator),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,15 @@ from privaudit.errors import UnsupportedModelError
 from privaudit.exposure import output
 from privaudit.exposure.conditions import audit_conditions
 from privaudit.exposure.diagnose import explain_step_failure
+from privaudit.exposure.local_steps import LocalSteps, Passes, images_of
+from privaudit.exposure.parameters import (
+    hidden_gradient,
+    require_finite,
+    shared_parameters,
+    stamp,
+)
 from privaudit.exposure.precision import autocast, scaled_partials, single, typed
-from privaudit.tape import Recorder, Tape, readable
+from privaudit.tape import Recorder, Tape
 from privaudit.tape.recorder import LinearCall, Observer
 from privaudit.types import AnyBatch, Autocast, Mode, Observation
 
@@ -29,13 +36,14 @@ TrainingStep = Callable[[nn.Module, Any, Tensor | None], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ClientStep:
-    """One step as the client knows it. Attackers get ``observation`` only.
+    """One step, or all, as the client knows it. Attackers get ``observation`` only.
 
     Attributes:
         observation: What is sent.
         tape: The masks and noise that the client drew.
-        logits: (batch, classes), detached; None when a training step hides them.
-        loss: Value of the training loss.
+        logits: (batch, classes) of the first step, detached; None when a training step
+            hides them.
+        loss: Value of the training loss in the first step.
         autocast: What autocast was seen to cast to; None: it was off.
     """
 
@@ -60,6 +68,7 @@ class GradientExposure:
         autocast: ``bfloat16`` or ``float16``: forward pass and loss run under it.
         precise: True lets the attacker's own passes run without autocast, whoever
             switched it on; False where the model cannot do without.
+        local: What the client does beyond one step of SGD; None: nothing.
     """
 
     normalisation: Normalisation
@@ -70,6 +79,7 @@ class GradientExposure:
     dropout: bool = True
     autocast: Autocast | None = None
     precise: bool = True
+    local: LocalSteps | None = None
 
     @property
     def is_classification(self) -> bool:
@@ -79,8 +89,9 @@ class GradientExposure:
     def observe(self, model: nn.Module, batch: AnyBatch, *, seed: int) -> ClientStep:
         """Make the client's step on ``batch`` and record everything it draws.
 
-        The step draws from torch's global generator, as training does; that is
-        seeded inside a fork and put back.
+        Several local steps take its images one part after the other. The draws are
+        from torch's global generator, as in training; that is seeded inside a fork
+        and put back.
 
         Args:
             model: The client's model.
@@ -90,24 +101,22 @@ class GradientExposure:
         Raises:
             UnsupportedModelError: The step fails, or its gradient is not finite.
         """
-        recorder = Recorder(model, off=not self.dropout)
+        passes = Passes(lambda _: Recorder(model, off=not self.dropout))
         try:
-            with _seeded(model, seed), self._ready(model):
-                loss, logits = self._loss(model, batch, recorder)
-                gradients = self._gradients(model, loss)
+            with _seeded(model, seed):
+                gradients = self.run(model, batch, passes)
         except RuntimeError as error:
             raise explain_step_failure(
                 error, model, self._plain(model, batch)
             ) from error
         except Exception as error:
             raise explain_step_failure(error, model, None) from error
-        _require_finite(gradients)
+        require_finite(gradients)
         sent = {n: single(g) for n, g in gradients.items()}
         observation = Observation(sent, len(batch), batch.shape)
-        logits = None if logits is None else logits.detach()
-        return ClientStep(
-            observation, recorder.tape, logits, float(loss.detach()), recorder.autocast
-        )
+        loss, logits = passes.seen[0]
+        cast = passes.made[0].autocast
+        return ClientStep(observation, passes.tape, logits, float(loss), cast)
 
     def gradient(
         self,
@@ -119,7 +128,7 @@ class GradientExposure:
         create_graph: bool = False,
         precise: bool = False,
     ) -> dict[str, Tensor]:
-        """The gradient of a guess, under given masks or, without, with none dropped.
+        """What a guess would send, under given masks or, without, with none dropped.
 
         Args:
             model: The model.
@@ -130,10 +139,44 @@ class GradientExposure:
             precise: True without the client's autocast.
         """
         tape = tape if self.dropout else None
-        recorder = Recorder(model, tape, off=tape is None, precise=precise)
+        passes = Passes(
+            lambda rest: Recorder(model, rest, off=rest is None, precise=precise), tape
+        )
+        return self.run(model, batch, passes, names=names, create_graph=create_graph)
+
+    def run(
+        self,
+        model: nn.Module,
+        batch: AnyBatch,
+        passes: Passes,
+        *,
+        names: frozenset[str] | None = None,
+        create_graph: bool = False,
+    ) -> dict[str, Tensor]:
+        """What is sent of ``batch``: one step's gradient, or what several moved.
+
+        Args:
+            model: The model.
+            batch: The images of all steps.
+            passes: Recorders of the forward passes.
+            names: Only these parameters; None: all shared ones.
+            create_graph: True keeps the graph for a second derivative.
+        """
+        wanted = names if self.local is None else None
+
+        def step(part: AnyBatch) -> dict[str, Tensor]:
+            loss, logits = self._loss(model, part, passes.next())
+            passes.see(loss, logits)
+            return self._gradients(model, loss, names=wanted, create_graph=create_graph)
+
         with self._ready(model):
-            loss, _ = self._loss(model, batch, recorder)
-            return self._gradients(model, loss, names=names, create_graph=create_graph)
+            if self.local is None:
+                return step(batch)
+            shared = shared_parameters(model)
+            sent = self.local.moved(
+                model, shared, images_of(batch), step, create_graph=create_graph
+            )
+        return {n: g for n, g in sent.items() if names is None or n in names}
 
     def trace(
         self,
@@ -174,6 +217,7 @@ class GradientExposure:
         tape: Tape | None,
         *,
         linear: LinearCall | None = None,
+        observer: Observer | None = None,
     ) -> Tensor:
         """The training loss of a guess, with its graph.
 
@@ -182,17 +226,25 @@ class GradientExposure:
             batch: The guess.
             tape: Masks to put in place; None: nothing is dropped.
             linear: Runs the calls of linear layers instead of torch.
+            observer: Sees all other calls.
         """
         tape = tape if self.dropout else None
         recorder = Recorder(
-            model, tape, off=tape is None, linear=linear, precise=self.precise
+            model,
+            tape,
+            off=tape is None,
+            observer=observer,
+            linear=linear,
+            precise=self.precise,
         )
         with self._ready(model):
             loss, _ = self._loss(model, batch, recorder)
         return loss
 
     def replay(self, model: nn.Module, batch: AnyBatch, tape: Tape) -> Tensor | None:
-        """The logits of ``batch`` under recorded masks."""
+        """The logits of ``batch`` under recorded masks; of the first step's images."""
+        if self.local is not None:
+            batch = self.local.parts(images_of(batch))[0]
         with self._ready(model), torch.no_grad():
             _, logits = self._loss(model, batch, Recorder(model, tape))
         return logits
@@ -271,7 +323,7 @@ class GradientExposure:
     ) -> dict[str, Tensor]:
         shared = shared_parameters(model)
         wanted = {n: p for n, p in shared.items() if names is None or n in names}
-        before = {n: _stamp(p.grad) for n, p in wanted.items()}
+        before = {n: stamp(p) for n, p in wanted.items()}
         if self.autocast == "float16" and not create_graph:
             values = scaled_partials(loss, list(wanted.values()))
         else:
@@ -280,8 +332,8 @@ class GradientExposure:
             )
         found = list(zip(wanted, values, strict=True))
         for name, value in found:
-            if value is None and _stamp(wanted[name].grad) != before[name]:
-                raise _hidden_gradient(name)
+            if value is None and stamp(wanted[name]) != before[name]:
+                raise hidden_gradient(name)
         return {
             n: (v if create_graph else v.detach()) for n, v in found if v is not None
         }
@@ -326,42 +378,6 @@ def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
         yield
 
 
-def shared_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters by the user's names; a tied one is listed once.
-
-    Raises:
-        UnsupportedModelError: There is none.
-    """
-    shared = {readable(n): p for n, p in model.named_parameters() if p.requires_grad}
-    if not shared:
-        raise UnsupportedModelError(
-            type(model).__name__,
-            expected="at least one trainable parameter",
-            got="none: every parameter is frozen"
-            if any(True for _ in model.parameters())
-            else "a model without parameters",
-            hint="No trainable parameter; nothing is shared; no gradient attack is "
-            "possible. Set requires_grad on what the client trains.",
-        )
-    return shared
-
-
-def _stamp(grad: Tensor | None) -> tuple[int, int]:
-    """Changes whenever somebody accumulates into ``grad``."""
-    return (0, 0) if grad is None else (id(grad), grad._version)
-
-
-def _hidden_gradient(name: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        name,
-        expected="a gradient from torch.autograd.grad",
-        got="none, though .backward() gives it one",
-        hint="Its module runs a backward pass of its own (reentrant checkpointing, "
-        "reversible layers), which hides the parameter. Switch that off for the "
-        "audit.",
-    )
-
-
 def _labels(batch: AnyBatch) -> Tensor:
     if batch.labels is None:
         raise UnsupportedModelError(
@@ -371,16 +387,3 @@ def _labels(batch: AnyBatch) -> Tensor:
             hint="Pass (images, labels).",
         )
     return batch.labels
-
-
-def _require_finite(gradients: Mapping[str, Tensor]) -> None:
-    for name, value in gradients.items():
-        bad = int((~value.isfinite()).sum())
-        if bad:
-            raise UnsupportedModelError(
-                name,
-                expected="a finite gradient",
-                got=f"{bad} of {value.numel()} values NaN or infinite",
-                hint="The client's step would be skipped by a GradScaler, and break "
-                "training without one: mend the layer, the input or the loss scale.",
-            )

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from privaudit._autograd import partials
-from privaudit.exposure.gradient import GradientExposure, shared_parameters
+from privaudit.exposure.gradient import GradientExposure
+from privaudit.exposure.parameters import shared_parameters
 from privaudit.exposure.precision import single
+from privaudit.exposure.simulate import simulate
 from privaudit.tape import Tape
+from privaudit.tape.recorder import Observer
 from privaudit.types import Batch
 
 
@@ -36,6 +39,10 @@ class Rows:
     def dense(self) -> Tensor:
         """The matrix itself, (out, in)."""
         return self.delta.T @ self.inputs
+
+    def double(self) -> Rows:
+        """The same in float64."""
+        return Rows(self.delta.double(), self.inputs.double())
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +63,26 @@ class GradientGuess:
     def square(self) -> Tensor:
         """⟨self, self⟩."""
         return self.inner(self)
+
+    def squares(self) -> dict[str, Tensor]:
+        """‖self‖² per parameter."""
+        dense = {n: t.square().sum() for n, t in self.dense.items()}
+        return dense | {n: _inner_rows(r, r) for n, r in self.rows.items()}
+
+    def squares_apart(self, observed: GradientGuess) -> dict[str, Tensor]:
+        """‖self − observed‖² per parameter of ``observed``.
+
+        Rows are compared in float64: three inner products that nearly cancel.
+        """
+        found = {
+            n: (self.dense[n] - t if n in self.dense else t).square().sum()
+            for n, t in observed.dense.items()
+        }
+        for name, theirs in observed.rows.items():
+            a, b = self.rows[name].double(), theirs.double()
+            cross = _inner_rows(a, b)
+            found[name] = _inner_rows(a, a) - 2 * cross + _inner_rows(b, b)
+        return found
 
 
 def _inner_rows(a: Rows, b: Rows) -> Tensor:
@@ -108,6 +135,7 @@ def predict(
     tape: Tape | None,
     *,
     factor: bool = True,
+    observer: Observer | None = None,
 ) -> GradientGuess:
     """The gradient of a guess, differentiable by images, labels and masks.
 
@@ -117,10 +145,14 @@ def predict(
         batch: The guess; images, and soft labels, may carry a graph.
         tape: Masks, which may carry a graph; None: nothing is dropped.
         factor: False forms every gradient (the reference path).
+        observer: Sees the calls of the forward pass, linear layers excepted.
     """
+    if exposure.local is not None:
+        sent = simulate(exposure, model, batch, tape, observer=observer)
+        return GradientGuess({}, sent)
     shared = shared_parameters(model)
     prober = Prober({id(p): n for n, p in shared.items()}, factor)
-    loss = exposure.loss_of(model, batch, tape, linear=prober)
+    loss = exposure.loss_of(model, batch, tape, linear=prober, observer=observer)
     probes = [p for uses in prober.seen.values() for _, p in uses]
     free = [n for n in shared if n not in prober.seen and n not in prober.biases]
     wanted = [*probes, *(shared[n] for n in free)]

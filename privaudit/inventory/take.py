@@ -71,7 +71,7 @@ def _idle_dropout(model: nn.Module) -> dict[str, float]:
 
 def _calls(evidence: Evidence) -> list[StochasticCall]:
     """The step's draws in call order, then those that only eval mode makes."""
-    drawn = evidence.step.tape.draws
+    drawn = evidence.step.tape.first_step.draws
     in_eval = [] if evidence.in_eval is None else list(evidence.in_eval.active)
     still_on = {(d.path, d.kind, d.p) for d in in_eval}
     calls = [

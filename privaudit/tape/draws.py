@@ -24,6 +24,7 @@ class Draw:
         p: Probability of dropping; None for noise.
         hidden: Seen only below autograd; no function-level handler owns it.
         replayable: False where putting the value back is not exact.
+        step: Which local step of the client made it, from 0.
     """
 
     path: str
@@ -33,11 +34,13 @@ class Draw:
     p: float | None = None
     hidden: bool = False
     replayable: bool = True
+    step: int = 0
 
     @property
     def name(self) -> str:
         """The call as users write it, such as ``encoder.dropout#0``."""
-        return f"{self.path}#{self.call}"
+        later = f" in step {self.step + 1}" if self.step else ""
+        return f"{self.path}#{self.call}{later}"
 
     @property
     def is_mask(self) -> bool:
@@ -66,7 +69,7 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """All draws of one forward pass, in call order."""
+    """All draws of one forward pass, or of a client's passes in turn, in call order."""
 
     draws: tuple[Draw, ...] = ()
 
@@ -96,6 +99,18 @@ class Tape:
     def select(self, row: int, *, batch_size: int) -> Tape:
         """The tape of sample ``row`` alone, for values that lead with the batch."""
         return Tape(tuple(_row(d, row, batch_size) for d in self.draws))
+
+    @classmethod
+    def of_steps(cls, tapes: Iterable[Tape]) -> Tape:
+        """One tape of the forward passes of a client's local steps."""
+        return cls(
+            tuple(replace(d, step=n) for n, tape in enumerate(tapes) for d in tape)
+        )
+
+    @property
+    def first_step(self) -> Tape:
+        """The draws of the first local step: the others repeat its calls."""
+        return Tape(tuple(d for d in self.draws if d.step == 0))
 
     def inactive(self) -> Tape:
         """The same calls with nothing left to chance."""
