@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from privaudit._align import assignment
 from privaudit._progress import labelled
 from privaudit.attacks import Attack
 from privaudit.attacks.base import INTERRUPTED
@@ -320,7 +321,11 @@ def _furthest(truth: Tensor, guess: Tensor) -> float:
 
 
 def observation_error(target: Target, client: Client, images: Tensor) -> float:
-    """Relative error of the gradient of ``images`` under the client's real masks."""
-    batch = Batch(images.to(client.batch.images), client.batch.labels)
+    """Relative error of the gradient of ``images`` under the client's real masks.
+
+    A batch comes back in any order; masks and labels belong to the client's.
+    """
+    guess_of = assignment(client.batch.images, images)
+    batch = Batch(images[guess_of].to(client.batch.images), client.batch.labels)
     guess = target.exposure.gradient(target.model, batch, tape=client.step.tape)
     return relative_error(guess, client.step.observation.gradients)

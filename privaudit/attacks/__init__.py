@@ -8,6 +8,9 @@ from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInver
 from privaudit.attacks.inverting_gradients import (
     InvertingGradients as InvertingGradients,
 )
+from privaudit.attacks.sparse_factorization import (
+    SparseFactorization as SparseFactorization,
+)
 from privaudit.attacks.token_closed_form import TokenClosedForm as TokenClosedForm
 from privaudit.attacks.well_informed import WellInformed as WellInformed
 

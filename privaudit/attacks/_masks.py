@@ -69,7 +69,7 @@ def read_mask(scene: Scene, index: int) -> Reading | None:
     if gradient is None or not gradient.any():
         return None
     kept = gradient.any(0)
-    before = _producer(scene, site)
+    before = producer(scene, site)
     rows = None if before is None else scene.gradient(before.weight)
     if rows is not None:
         kept = kept | rows.any(1)
@@ -89,16 +89,16 @@ def _consumer(scene: Scene, site: DropSite) -> Op | None:
     return None
 
 
-def _producer(scene: Scene, site: DropSite) -> Op | None:
+def producer(scene: Scene, site: DropSite) -> Op | None:
     """The linear layer whose output, through an activation, is the site's input."""
     for op in reversed(scene.structure.ops):
         linear = op.kind == "linear" and op.output.shape == site.input.shape
-        if linear and op.output.requires_grad and _elementwise(op.output, site.input):
+        if linear and op.output.requires_grad and elementwise(op.output, site.input):
             return op
     return None
 
 
-def _elementwise(source: Tensor, result: Tensor) -> bool:
+def elementwise(source: Tensor, result: Tensor) -> bool:
     """True when each entry of ``result`` depends on its own of ``source`` only."""
     if not result.requires_grad:
         return False

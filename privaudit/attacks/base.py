@@ -31,6 +31,9 @@ class Attack(Plugin):
     required: ClassVar[bool] = True
     """True when a verdict of "no leak found" needs it wherever it applies."""
 
+    control_batch: ClassVar[int] = 1
+    """Images of the case that it must solve in every audit where it runs."""
+
     @classmethod
     @abstractmethod
     def tiny(cls) -> Attack:

@@ -252,6 +252,30 @@ def dropout_does_not_protect(
     )
 
 
+def dropout_tells_samples_apart(
+    calls: Sequence[StochasticCall], recovered: int, images: int
+) -> Finding:
+    """Dropout is what made a batch come apart: the opposite of a protection."""
+    rates = sorted({c.p for c in calls if c.p is not None})
+    listed = ", ".join(f"{p:.2g}" for p in rates)
+    return Finding(
+        code="dropout-exact-batch",
+        severity="critical",
+        where=_names(calls),
+        title=f"Dropout made recovery exact: {recovered} of {images} images",
+        text="The gradient of a batch is a sum over its images, and a sum hides its "
+        f"parts. Dropout (p = {listed}) undoes that: each image has other units "
+        "switched off, and where a unit is off that image adds exactly zero. These "
+        "zeros tell the images apart. "
+        f"{recovered} of the {images} images came back exactly, and recomputing the "
+        "whole gradient from them confirms it. More dropout makes this easier, not "
+        "harder.",
+        remedy="Do not count dropout, or a batch of this size, as a defense. Aggregate "
+        "securely over many clients, add calibrated noise (DP-SGD), or do not share "
+        "the first layer's gradient.",
+    )
+
+
 def batch_hides_closed_forms(size: int) -> Finding:
     """A batch of many is not the worst case."""
     return Finding(

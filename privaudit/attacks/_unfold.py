@@ -1,0 +1,182 @@
+"""Layer by layer from the first inputs of a batch to every mask and label.
+
+Once the inputs A of a linear layer are known for every sample, its gradient ``Δ A``
+gives Δ, one column a sample; the zeros of a column are that sample's mask behind the
+layer. With the mask the next layer's inputs are known, and so on to the classifier,
+whose Δ is the difference of probabilities and labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privaudit.attacks._hidden import next_layer, row_space, rows_by_zeros
+from privaudit.attacks._masks import producer
+from privaudit.attacks._scene import Scene
+from privaudit.tape import Op, StopTrace, Tape, Tracer
+from privaudit.types import Batch
+
+_SIGMAS = 8.0
+_FLOOR = 1e-6
+_FLOOR_WITH_ROWS = 1e-5
+_UNEXPLAINED = 1e-2
+_NEGATIVE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolded:
+    """What follows from the first inputs of a batch.
+
+    Attributes:
+        tape: Every mask of the step; None where one does not show.
+        labels: (batch,) class ids in the order of the images; None where the loss is
+            the user's own or the classifier does not show.
+        reason: What is missing, and why.
+    """
+
+    tape: Tape | None
+    labels: Tensor | None
+    reason: str = ""
+
+
+def unfold(scene: Scene, images: Tensor) -> Unfolded:
+    """Masks and labels of the step on ``images``, in their order.
+
+    Args:
+        scene: The observation; its labels are used as a multiset at most.
+        images: (batch, channels, height, width), as far as they are known by now.
+    """
+    structure = scene.structure
+    values = still(structure.tape)
+    unknown = [
+        i for i, d in enumerate(structure.tape) if d.is_mask and 0 < (d.p or 0) < 1
+    ]
+    sites = {s.draw: s for s in structure.sites}
+    before = {i: producer(scene, sites[i]) if i in sites else None for i in unknown}
+    rows: dict[int, Tensor] = {}
+    for index in sorted(unknown, key=lambda i: _place(scene, before[i])):
+        op, name = before[index], structure.tape.draws[index].name
+        if op is None:
+            reason = f"{name} does not follow a linear layer on one row an image"
+            return Unfolded(None, None, reason)
+        inputs = rows.get(_place(scene, op))
+        if inputs is None:
+            inputs = inputs_of(scene, images, values, op)
+        kept = _kept(scene, inputs, op, rows)
+        if kept is None:
+            return Unfolded(None, None, f"the gradient of {op.path} is not explained")
+        shape = sites[index].output.shape
+        like = structure.tape.draws[index].value
+        values[index] = kept.view(shape).to(images if like is None else like)
+    tape = structure.tape.with_values(values) if len(structure.tape) else None
+    labels = _labels(scene, images, values)
+    if labels is None and scene.target.exposure.is_classification:
+        return Unfolded(tape, None, "the classifier's gradient does not give labels")
+    return Unfolded(tape, labels)
+
+
+def still(tape: Tape) -> list[Tensor | None]:
+    """Values that leave everything as it is: masks keep all, noise is zero."""
+    return [
+        d.value if d.is_mask or d.value is None else torch.zeros_like(d.value)
+        for d in tape
+    ]
+
+
+def inputs_of(
+    scene: Scene, images: Tensor, values: Sequence[Tensor | None], op: Op
+) -> Tensor:
+    """(batch, in) float64: what ``op`` is given for ``images`` under masks."""
+    structure = scene.structure
+    place = _place(scene, op)
+    tracer = Tracer(scene.target.model, stop_after=place + 1)
+    tape = structure.tape.with_values(values) if len(structure.tape) else None
+    batch = Batch(images.float(), _some_labels(scene, len(images)))
+    with suppress(StopTrace):
+        scene.target.exposure.trace(scene.target.model, batch, tracer, tape=tape)
+    return tracer.ops[place].input.detach().double().reshape(len(images), -1)
+
+
+def columns(gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Δ with ``gradient = Δ inputs``, its rounding error, and what is unexplained.
+
+    Args:
+        gradient: (out, in).
+        inputs: (batch, in).
+
+    Returns:
+        (out, batch); (batch,) standard error of a column's entries; relative rest.
+    """
+    inverse = torch.linalg.pinv(inputs)
+    delta = gradient @ inverse
+    rest = gradient - delta @ inputs
+    error = rest.norm() / rest.numel() ** 0.5 * inverse.norm(dim=0)
+    return delta, error, float(rest.norm() / gradient.norm().clamp_min(1e-300))
+
+
+def _kept(
+    scene: Scene, inputs: Tensor, op: Op, rows: dict[int, Tensor]
+) -> Tensor | None:
+    """(batch, out) of booleans: which outputs of ``op`` have a gradient, or go on.
+
+    GELU's slope is nearly zero at one place: a unit there has no gradient that shows,
+    but the next layer got its value. Where that layer's gradient gives its inputs,
+    they go into ``rows``: directions are enough for zeros, and owe nothing to scales.
+    """
+    gradient = scene.gradient(op.weight)
+    if gradient is None or not gradient.any():
+        return None
+    delta, error, rest = columns(gradient, inputs.to(gradient.device))
+    if rest > _UNEXPLAINED:
+        return None
+    after = next_layer(scene, op)
+    space = row_space(scene, after, len(inputs))
+    floor = _FLOOR if space is None else _FLOOR_WITH_ROWS
+    least = torch.maximum(_SIGMAS * error, floor * delta.abs().amax(0))
+    kept = (delta.abs() > least).T
+    if space is None:
+        return kept
+    found = rows_by_zeros(space, ~kept.cpu())
+    rows[_place(scene, after)] = found
+    return kept | (found != 0).to(kept.device)
+
+
+def classifier_columns(
+    scene: Scene, images: Tensor, values: Sequence[Tensor | None]
+) -> Tensor | None:
+    """(classes, batch): (p - y) / batch of each sample, where it shows."""
+    op = scene.structure.classifier
+    gradient = None if op is None else scene.gradient(op.weight)
+    if op is None or gradient is None or not scene.target.exposure.is_classification:
+        return None
+    inputs = inputs_of(scene, images, values, op).to(gradient.device)
+    delta, _, rest = columns(gradient, inputs)
+    return None if rest > _UNEXPLAINED else delta
+
+
+def _labels(
+    scene: Scene, images: Tensor, values: Sequence[Tensor | None]
+) -> Tensor | None:
+    delta = classifier_columns(scene, images, values)
+    if delta is None:
+        return None
+    # p - y has one negative entry, that of the label: scale plays no part.
+    negative = delta < -_NEGATIVE * delta.abs().amax(0)
+    return delta.argmin(0) if bool((negative.sum(0) == 1).all()) else None
+
+
+def _some_labels(scene: Scene, count: int) -> Tensor:
+    """Any labels will do for a forward pass."""
+    if scene.labels is not None and len(scene.labels) == count:
+        return scene.labels
+    device = next(scene.target.model.parameters()).device
+    return torch.zeros(count, dtype=torch.long, device=device)
+
+
+def _place(scene: Scene, op: Op | None) -> int:
+    return next((i for i, o in enumerate(scene.structure.ops) if o is op), -1)
