@@ -21,7 +21,7 @@ from privaudit.attacks._scene import Scene
 from privaudit.tape import Op, StopTrace, Tape, Tracer
 from privaudit.types import Batch
 
-_SIGMAS = 8.0
+_SIGMAS = 30.0
 _FLOOR = 1e-6
 _FLOOR_WITH_ROWS = 1e-5
 _UNEXPLAINED = 1e-2
@@ -34,8 +34,9 @@ class Unfolded:
 
     Attributes:
         tape: Every mask of the step; None where one does not show.
-        labels: (batch,) class ids in the order of the images; None where the loss is
-            the user's own or the classifier does not show.
+        labels: (batch,) class ids, or the probabilities that are known, in the order
+            of the images; None where the loss is the user's own or the classifier
+            does not show.
         reason: What is missing, and why.
     """
 
@@ -51,7 +52,9 @@ def unfold(scene: Scene, images: Tensor) -> Unfolded:
         scene: The observation; its labels are used as a multiset at most.
         images: (batch, channels, height, width), as far as they are known by now.
     """
-    structure = scene.structure
+    structure, local = scene.structure, scene.target.exposure.local
+    if local is not None:
+        return Unfolded(None, None, local.words)
     values = still(structure.tape)
     unknown = [
         i for i, d in enumerate(structure.tape) if d.is_mask and 0 < (d.p or 0) < 1
@@ -96,6 +99,8 @@ def inputs_of(
     place = _place(scene, op)
     tracer = Tracer(scene.target.model, stop_after=place + 1)
     tape = structure.tape.with_values(values) if len(structure.tape) else None
+    if scene.target.exposure.local is not None:
+        tape = None  # of all steps; this is one pass, in which nothing is dropped
     batch = Batch(images.float(), _some_labels(scene, len(images)))
     with suppress(StopTrace):
         scene.target.exposure.trace(scene.target.model, batch, tracer, tape=tape)
@@ -165,9 +170,28 @@ def _labels(
     delta = classifier_columns(scene, images, values)
     if delta is None:
         return None
+    if scene.labels is not None and scene.labels.is_floating_point():
+        return _soft_labels(scene, images, values, delta)
     # p - y has one negative entry, that of the label: scale plays no part.
     negative = delta < -_NEGATIVE * delta.abs().amax(0)
     return delta.argmin(0) if bool((negative.sum(0) == 1).all()) else None
+
+
+def _soft_labels(
+    scene: Scene, images: Tensor, values: Sequence[Tensor | None], delta: Tensor
+) -> Tensor | None:
+    """Known probabilities in the order of the images: whose p - y points along δ."""
+    from scipy.optimize import linear_sum_assignment
+
+    known, tape = scene.labels, scene.structure.tape.with_values(values)
+    exposure, model = scene.target.exposure, scene.target.model
+    logits = exposure.replay(model, Batch(images.float(), known), tape)
+    if known is None or logits is None:
+        return None
+    away = logits.double().softmax(-1)[:, None] - known.double()[None]
+    fit = torch.nn.functional.cosine_similarity(away, delta.T[:, None], dim=-1)
+    _, order = linear_sum_assignment(fit.cpu().numpy(), maximize=True)
+    return known[torch.as_tensor(order, device=known.device)]
 
 
 def _some_labels(scene: Scene, count: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._hidden import RowSpace, next_layer, row_space, rows_by_zeros
+from privaudit.attacks._mixture import match_mixture
 from privaudit.attacks._row_scale import images_of, scale_rows
 from privaudit.attacks._scale_match import match_scales, scale_by_probabilities
 from privaudit.attacks._scene import Scene, structure_of
@@ -35,8 +36,10 @@ class SparseFactorization(Attack):
 
     The first linear layer's gradient is ``Δ Xᵀ`` of rank B. Dropout makes Δ sparse,
     which leaves one factorisation only, up to order and scale: more dropout makes it
-    easier. Scale and sign follow from the bias gradient, or from the next layer. What
-    is found counts as exact only if it recomputes the whole gradient.
+    easier. Scale and sign follow from the bias gradient, or from the next layer. Where
+    a step drew nothing and leaves no zeros, the B² mixing coefficients are matched
+    instead of the pixels. What is found counts as exact only if it recomputes the whole
+    gradient.
 
     Source: design of this project; Enthoven 2020 and Dimitrov 2024 (SPEAR) use the
     same zeros by other means.
@@ -101,6 +104,8 @@ class SparseFactorization(Attack):
             merged=product.rank < scene.observation.batch_size,
             deadline=deadline,
         )
+        if len(basis.directions) < product.rank and _has_few_unknowns(scene, product):
+            return _by_mixture(scene, product, generator, deadline)
         if len(basis.directions) < product.rank:
             late = deadline is not None and time.monotonic() > deadline
             return _too_few(scene, product, basis, late=late)
@@ -184,6 +189,42 @@ def _gradient(scene: Scene, first: Op) -> Tensor:
         raise AssertionError("refused before")
     parts = [weight] if bias is None else [weight, bias[:, None]]
     return torch.cat(parts, dim=1).cpu()
+
+
+def _has_few_unknowns(scene: Scene, product: _Product) -> bool:
+    """True where the mixing matrix is all that is unknown."""
+    known = scene.labels is not None or not scene.target.exposure.is_classification
+    return scene.clean and known and product.rank == scene.observation.batch_size
+
+
+def _by_mixture(
+    scene: Scene,
+    product: _Product,
+    generator: torch.Generator,
+    deadline: float | None,
+) -> Reconstruction:
+    """No zeros, but no masks either: match the gradient over the mixing matrix."""
+    inputs = scene.structure.first.input.flatten(1).shape[1]
+    images, residual = match_mixture(
+        scene, product.right[:, :inputs], generator=generator, deadline=deadline
+    )
+    path, size = scene.structure.first.path, product.rank
+    exact = residual < EXACT
+    late = deadline is not None and time.monotonic() > deadline
+    reason = (
+        f"{size} samples as mixtures of the {size} rows that the gradient of {path} "
+        f"shows: {size * size} unknowns"
+    )
+    if not exact:
+        reason += f"; the recomputed gradient is off by {residual:.1e}"
+    return Reconstruction(
+        images.float().clamp(0, 1),
+        "exact" if exact else "stopped" if late else "plateau",
+        reason,
+        form="mixture of the row space",
+        residual=residual,
+        labels=None if scene.labels is None else scene.labels.sort().values,
+    )
 
 
 def _too_few(
@@ -290,7 +331,14 @@ def _report(
         reason,
         form="sparse factorisation",
         residual=residual,
-        labels=None if found.labels is None else found.labels.sort().values,
+        labels=_class_ids(found.labels),
         notes=tuple(notes),
         masks=found.tape,
     )
+
+
+def _class_ids(labels: Tensor | None) -> Tensor | None:
+    """Those that were read off, sorted; probabilities were known before."""
+    if labels is None or labels.is_floating_point():
+        return None
+    return labels.sort().values

@@ -92,6 +92,20 @@ def test_every_sample_of_a_batch_is_exact(
     assert attacked.worst(found) > 0.999
 
 
+def test_without_zeros_and_masks_the_mixing_matrix_is_matched() -> None:
+    attacked = Attacked(perceptron(0.0), sample(4))
+    known = AttackerKnowledge(attacked.batch.labels)
+    attacked.target = Target(attacked.model, attacked.exposure, known)
+    found = SparseFactorization().run(
+        attacked.target, attacked.step.observation,
+        budget=Budget(), generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert found.state == "exact", found.reason
+    assert found.form == "mixture of the row space"
+    assert "16 unknowns" in found.reason
+    assert attacked.worst(found) > 0.999
+
+
 def test_labels_and_masks_come_with_the_images() -> None:
     attacked = Attacked(perceptron(0.5), sample(6))
     found = attacked.run()
