@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit.errors import ConfigError
@@ -83,3 +86,21 @@ def bad(where: str, expected: str, got: str) -> ConfigError:
 def words(text: str) -> list[Any]:
     """Parts between commas and spaces."""
     return [w for w in text.replace(",", " ").split() if w]
+
+
+def check_out(out: Path) -> None:
+    """Try the place before an audit of minutes, not after it."""
+    if out.suffix.lower() not in ("", ".html", ".json", ".pdf"):
+        raise bad("--out", "a folder (no suffix), .html, .pdf or .json", str(out))
+    if out.is_dir() if out.suffix else out.is_file():
+        kind = "file" if out.suffix else "folder"
+        raise bad("--out", f"a {kind}", f"{out}, which is there and is something else")
+    folder = out.parent if out.suffix else out
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise bad("--out", "a place that can be written", f"{out} ({why})") from (error)

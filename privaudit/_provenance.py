@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privaudit import __version__
@@ -72,6 +74,17 @@ def tensor_digest(tensor: Tensor) -> str:
 def text_digest(text: str) -> str:
     """SHA-256 of a text."""
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+@functools.cache
+def code_digest() -> str:
+    """SHA-256 over the source files of this package: versions stay while it changes."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:

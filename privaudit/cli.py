@@ -1,4 +1,4 @@
-"""demo · inspect · audit · report · gate · schema, and their exit codes.
+"""demo · inspect · audit · report · gate · reproduce · schema, and their exit codes.
 
 0 pass · 1 gate failed · 2 usage or configuration · 3 inconclusive or incomplete ·
 4 nothing audited. Heavy imports happen inside the commands.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from privaudit import _cli_reproduce
 from privaudit import _options as read
 from privaudit._flags import (
     ChannelsLast,
@@ -64,6 +63,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(_cli_reproduce.app, name="reproduce")
+
 JUDGING = ("demo", "audit", "gate")
 """Commands whose last line of standard output is the verdict, whatever happens."""
 
@@ -75,7 +76,7 @@ def demo(
     """Audit a ViT-B/16 with dropout on shipped photographs. It leaks: exit 1."""
     from privaudit._demo import PHOTOGRAPHS, run_demo
 
-    _check_out(out)
+    read.check_out(out)
     say(
         "Auditing torchvision's ViT-B/16 (dropout .1, random weights) on "
         f"{PHOTOGRAPHS} photographs, one client each: about half a minute on two cores."
@@ -189,7 +190,7 @@ def audit(
     from privaudit.auditor import Auditor
     from privaudit.config import Client, Knowledge
 
-    _check_out(out)
+    read.check_out(out)
     policy = read.policy(max_ssim, limit)
     sides = read.size(size)
     pictures = load_images(
@@ -360,28 +361,6 @@ def _step(spec: str | None, mode: str | None) -> Any:
         )  # fmt: skip
     with _own_output():
         return None if spec is None else load_training_step(spec)
-
-
-def _check_out(out: Path) -> None:
-    """Before an audit of minutes, not after it."""
-    if out.suffix.lower() not in ("", ".html", ".json", ".pdf"):
-        raise read.bad("--out", "a folder (no suffix), .html, .pdf or .json", str(out))
-    if out.is_dir() if out.suffix else out.is_file():
-        kind = "file" if out.suffix else "folder"
-        raise read.bad(
-            "--out", f"a {kind}", f"{out}, which is there and is something else"
-        )
-    folder = out.parent if out.suffix else out
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise read.bad("--out", "a place that can be written", f"{out} ({why})") from (
-            error
-        )
 
 
 def _own_output() -> contextlib.redirect_stdout[Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _PAGE = "page.html"
+_STUDY = "study.html"
 _ON_PAPER = """
 text { font-family: "privaudit-inter"; }
 .chart .rule-name { stroke: none; }
@@ -46,6 +47,32 @@ def render_paper(record: AuditRecord, images: Images) -> str:
     """
     pictures = Pictures(images, record.redaction, paper=True, bands=_bands(record))
     return _render(record, pictures)
+
+
+def render_study(
+    title: str, sections: Sequence[Section], *, started: str, version: str
+) -> str:
+    """One self-contained page about many audits.
+
+    Args:
+        title: Of the page.
+        sections: What it shows, in this order.
+        started: UTC, ISO 8601.
+        version: Of privaudit.
+
+    Raises:
+        ReportError: The templates are not installed.
+    """
+    environment = _environment(_template_folders())
+    return environment.get_template(_STUDY).render(
+        title=title,
+        sections=sections,
+        version=version,
+        started=phrases.moment(started),
+        date=started,
+        navigation=_navigation(sections),
+        paper=None,
+    )
 
 
 def _bands(record: AuditRecord) -> str:
