@@ -25,6 +25,10 @@ _SIGMAS = 30.0
 _FLOOR = 1e-6
 _FLOOR_WITH_ROWS = 1e-5
 _UNEXPLAINED = 1e-2
+_EXPLAINED = 1e-5
+_DOUBT = 4.0
+_DOUBTS = 24
+"""Entries within e⁴ of the edge are in doubt; at most so many are tried."""
 _NEGATIVE = 1e-6
 
 
@@ -75,7 +79,9 @@ def unfold(scene: Scene, images: Tensor) -> Unfolded:
             return Unfolded(None, None, f"the gradient of {op.path} is not explained")
         shape = sites[index].output.shape
         like = structure.tape.draws[index].value
-        values[index] = kept.view(shape).to(images if like is None else like)
+        values[index] = kept.value.view(shape).to(images if like is None else like)
+        if kept.doubtful:
+            _settle(scene, images, values, index=index, doubtful=kept.doubtful)
     tape = structure.tape.with_values(values) if len(structure.tape) else None
     labels = _labels(scene, images, values)
     if labels is None and scene.target.exposure.is_classification:
@@ -124,10 +130,23 @@ def columns(gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, float]:
     return delta, error, float(rest.norm() / gradient.norm().clamp_min(1e-300))
 
 
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Which outputs of a layer have a gradient, or go on.
+
+    Attributes:
+        value: (batch, out) of booleans.
+        doubtful: Places near the edge of rounding, nearest first.
+    """
+
+    value: Tensor
+    doubtful: list[tuple[int, int]]
+
+
 def _kept(
     scene: Scene, inputs: Tensor, op: Op, rows: dict[int, Tensor]
-) -> Tensor | None:
-    """(batch, out) of booleans: which outputs of ``op`` have a gradient, or go on.
+) -> _Kept | None:
+    """The mask behind ``op``, from its gradient and from what the next layer got.
 
     GELU's slope is nearly zero at one place: a unit there has no gradient that shows,
     but the next layer got its value. Where that layer's gradient gives its inputs,
@@ -145,10 +164,54 @@ def _kept(
     least = torch.maximum(_SIGMAS * error, floor * delta.abs().amax(0))
     kept = (delta.abs() > least).T
     if space is None:
-        return kept
+        away = (delta.abs() / least).clamp_min(1e-300).log().abs().T
+        near = (away < _DOUBT).nonzero().tolist()
+        near.sort(key=lambda place: float(away[place[0], place[1]]))
+        return _Kept(kept, [(b, unit) for b, unit in near[:_DOUBTS]])
     found = rows_by_zeros(space, ~kept.cpu())
     rows[_place(scene, after)] = found
-    return kept | (found != 0).to(kept.device)
+    return _Kept(kept | (found != 0).to(kept.device), [])
+
+
+def _settle(
+    scene: Scene,
+    images: Tensor,
+    values: list[Tensor | None],
+    *,
+    index: int,
+    doubtful: Sequence[tuple[int, int]],
+) -> None:
+    """Turn doubtful entries of a mask over where the classifier's gradient says so.
+
+    Args:
+        scene: The observation.
+        images: The batch.
+        values: Of all draws; the mask at ``index`` is changed in place.
+        index: Of the draw.
+        doubtful: (sample, unit) of the mask.
+    """
+    op, mask = scene.structure.classifier, values[index]
+    gradient = None if op is None else scene.gradient(op.weight)
+    if op is None or gradient is None or mask is None:
+        return
+    mask = mask.clone()
+    values[index] = mask
+    flat = mask.view(len(images), -1)
+
+    def unexplained() -> float:
+        inputs = inputs_of(scene, images, values, op).to(gradient.device)
+        return columns(gradient, inputs)[2]
+
+    rest = unexplained()
+    for sample, unit in doubtful:
+        if rest < _EXPLAINED:
+            break
+        flat[sample, unit] = 1 - flat[sample, unit]
+        now = unexplained()
+        if now < rest:
+            rest = now
+        else:
+            flat[sample, unit] = 1 - flat[sample, unit]
 
 
 def classifier_columns(
