@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TITLE = "Dropout inversion, ours and the paper's"
 SHOWN_VICTIMS = 2
 """Of each setting."""
-_SCORES = ("SSIM", "paper", "difference")
+_SCORES = ("SSIM", "SSIM, range 2", "paper", "difference")
 _PAIRS = {"psnr": "PSNR (dB)", "mse": "MSE", "mmd": "MMD", "trd": "TRD"}
 _HEAD = ("Setting", "Attack", "Victims", *_SCORES, "Audit's worst case", "Ended")
 _MORE = ("Setting", "Attack", *(f"{name}, ours / paper" for name in _PAIRS.values()))
@@ -152,6 +152,7 @@ def _scores(row: RowResult) -> tuple[str, ...]:
     return (
         *head,
         _ours(row, "ssim"),
+        _ours(row, "ssim_range_2"),
         _paper(row, "ssim"),
         _difference(row, "ssim"),
         _worst(row),
@@ -181,7 +182,7 @@ def _ours(row: RowResult, metric: str) -> str:
         return f"{_number(found.mean, metric)} ± {_number(found.std, metric)}"
     if not row.done:
         return NOT_RUN
-    return "no image" if metric in ("ssim", "psnr", "mse") else phrases.DASH
+    return phrases.DASH if metric in ("mmd", "trd") else "no image"
 
 
 def _paper(row: RowResult, metric: str) -> str:

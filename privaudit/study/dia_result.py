@@ -13,6 +13,9 @@ from privaudit.study.dia_paper import METRICS, SOURCE, PaperRow
 from privaudit.study.keys import Cell
 
 NOT_RUN = "not run"
+OURS = ("ssim", "ssim_range_2", *(m for m in METRICS if m != "ssim"))
+_LIKE = {"ssim": "ssim_range_2"}
+"""The paper's metric, and ours that is computed as the paper's seems to be."""
 
 
 class _Record(BaseModel):
@@ -48,7 +51,7 @@ class RowResult(_Record):
     """``not run``, or why it cannot be, or how much is missing."""
     ours: dict[str, Stat] = Field(default_factory=dict)
     difference: dict[str, float] = Field(default_factory=dict)
-    """Ours minus the paper's."""
+    """Ours minus the paper's, by the paper's metric; SSIM as ``ssim_range_2``."""
     states: dict[str, int] = Field(default_factory=dict)
     iterations: tuple[int, int] | None = None
     """Fewest and most."""
@@ -104,7 +107,7 @@ def summed_up(
     if not cells:
         note = f"{NOT_RUN}: {paper.missing}" if paper.missing else NOT_RUN
         return RowResult(paper=paper, victims=victims, done=0, note=note, worst=worst)
-    ours = {m: s for m in METRICS if (s := stat(_values(cells, m))) is not None}
+    ours = {m: s for m in OURS if (s := stat(_values(cells, m))) is not None}
     counts = [int(_number(c.values["iterations"])) for c in cells]
     return RowResult(
         paper=paper,
@@ -113,7 +116,9 @@ def summed_up(
         note="" if len(cells) == victims else f"{len(cells)} of {victims} victims",
         ours=ours,
         difference={
-            m: s.mean - paper.mean[m] for m, s in ours.items() if m in paper.mean
+            m: ours[like].mean - mean
+            for m, mean in paper.mean.items()
+            if (like := _LIKE.get(m, m)) in ours
         },
         states=dict(Counter(str(c.values["state"]) for c in cells)),
         iterations=(min(counts), max(counts)),

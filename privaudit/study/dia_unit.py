@@ -25,6 +25,7 @@ from privaudit.errors import ConfigError
 from privaudit.exposure import GradientExposure
 from privaudit.study.dia_models import build
 from privaudit.study.dia_paper import Case
+from privaudit.study.dia_ssim import ssim_range_2
 from privaudit.study.keys import CellKey
 from privaudit.study.store import Arrays
 from privaudit.types import AttackerKnowledge, Batch, Target
@@ -184,6 +185,7 @@ def _scores(one: Victim, ran: Run) -> Values:
     }
     return {
         **per_image,
+        "ssim_range_2": _ssim_range_2(one, ran),
         "mse": _mse(one, ran),
         "mmd": _finite(record.mask_mmd),
         "trd": _finite(record.mask_trd),
@@ -197,6 +199,13 @@ def _scores(one: Victim, ran: Run) -> Values:
         "loss_final": _finite(record.loss_final),
         "loss_truth": _finite(record.loss_truth),
     }
+
+
+def _ssim_range_2(one: Victim, ran: Run) -> list[JsonValue]:
+    guess = _in_order(one, ran)
+    if guess is None:
+        return []
+    return list(ssim_range_2(one.client.batch.images, guess))
 
 
 def _mse(one: Victim, ran: Run) -> list[JsonValue]:

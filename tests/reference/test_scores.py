@@ -18,6 +18,7 @@ from torch import Tensor
 from privaudit._controls import shipped_images
 from privaudit._pixels import to_unit
 from privaudit.metrics import Mse, Psnr, Ssim
+from privaudit.study.dia_ssim import ssim_range_2
 
 SIZES = [(32, 32), (28, 28), (40, 24), (11, 11), (64, 64)]
 
@@ -109,3 +110,17 @@ def test_one_image_has_one_score_whatever_its_range() -> None:
         for value in values[1:]:
             assert value == pytest.approx(values[0], abs=tolerance)
     assert Ssim().score(a, b)[0].value == pytest.approx(0.945, abs=0.02)
+
+
+def test_the_papers_ssim_is_that_of_scikit_image_with_a_range_of_two() -> None:
+    generator = torch.Generator().manual_seed(3)
+    truth = torch.rand(2, 3, 28, 28, generator=generator)
+    guess = (truth + 0.2 * torch.randn(truth.shape, generator=generator)).clamp(0, 1)
+    expected = [
+        structural_similarity(
+            a.double().numpy(), b.double().numpy(), channel_axis=0, data_range=2
+        )
+        for a, b in zip(truth, guess, strict=True)
+    ]
+    assert ssim_range_2(truth, guess) == pytest.approx(expected, abs=1e-9)
+    assert ssim_range_2(truth, truth) == pytest.approx([1.0, 1.0])
