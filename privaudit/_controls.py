@@ -17,7 +17,7 @@ from privaudit.attacks import Attack
 from privaudit.attacks._matching import USUAL
 from privaudit.config import Budget
 from privaudit.errors import PrivauditError
-from privaudit.exposure import GradientExposure
+from privaudit.exposure import GradientExposure, LocalSteps
 from privaudit.metrics import Mse, Ssim
 from privaudit.result import PositiveControl
 from privaudit.types import AttackerKnowledge, Batch, Target
@@ -28,6 +28,9 @@ MAX_MSE = 1e-3
 STAND_IN_SIDE = 32
 SHARE = 0.1
 """At most this share of the audit's budget."""
+
+STAND_IN_LR = 0.01
+"""Highest learning rate of the built-in model, whose gradients are its own."""
 
 
 def shipped_images(count: int, shape: tuple[int, int, int]) -> Tensor:
@@ -80,7 +83,7 @@ def positive_control(
     trials = [
         _first_solved(
             attack,
-            [*cases, _stand_in(client, seed, attack.control_batch)],
+            [*cases, _stand_in(client, target.exposure.local, seed, attack)],
             client,
             clock.share(len(attacks) - i),
         )
@@ -119,19 +122,30 @@ class _Case:
     shape: tuple[int, int, int]
 
 
-def _stand_in(client: Client, seed: int, images: int) -> _Case:
+def _stand_in(
+    client: Client, local: LocalSteps | None, seed: int, attack: Attack
+) -> _Case:
     """A linear model on images of at most 32 pixels: every attack has to solve it.
 
-    Several images need more units, and ReLU's zeros: dropout is off in controls.
+    Several images need more units, and ReLU's zeros: dropout is off in controls. Its
+    client takes as many local steps as the user's, none so long that it diverges.
     """
+    images = attack.control_batch * _steps(local)
+    if local is not None:
+        local = replace(local, lr=min(local.lr, STAND_IN_LR))
     channels, height, width = client.step.observation.image_shape
     shape = (channels, min(height, STAND_IN_SIDE), min(width, STAND_IN_SIDE))
+    normal = Normalisation() if images == 1 else USUAL
     target = Target(
         _built_in(shape, seed, images).to(client.batch.images.device),
-        GradientExposure(Normalisation() if images == 1 else USUAL),
+        GradientExposure(normal, local=local),
         AttackerKnowledge(),
     )
     return _Case("a built-in linear model", target, shape)
+
+
+def _steps(local: LocalSteps | None) -> int:
+    return 1 if local is None else local.count
 
 
 def _first_solved(
@@ -160,7 +174,7 @@ def _first_solved(
 
 def _try(attack: Attack, case: _Case, client: Client, clock: Clock) -> _Trial:
     name, target = case.name, case.target
-    count = attack.control_batch
+    count = attack.control_batch * _steps(target.exposure.local)
     images = shipped_images(count, case.shape).to(client.batch.images)
     label = client.batch.labels
     if target.exposure.is_classification:

@@ -69,6 +69,22 @@ def settle(
     return Labels(torch.cat(found), "model's own argmax")
 
 
+def require_readable(labels: Labels, knowledge: str) -> None:
+    """Probabilities cannot be read off as class ids.
+
+    Raises:
+        ConfigError: The attacker is to infer soft labels.
+    """
+    values = labels.values
+    if knowledge == "inferred" and values is not None and values.is_floating_point():
+        raise ConfigError(
+            "Knowledge.labels",
+            expected='"known" or "joint", since the labels are no class ids',
+            got='"inferred"',
+            hint='"known" is the worst case; "joint" optimises probabilities.',
+        )
+
+
 def checked(labels: Tensor, logits: Tensor) -> Tensor:
     """Labels that the model has classes for; anything else is a ConfigError."""
     classes = logits.shape[1]

@@ -29,6 +29,7 @@ from privaudit._runner import (
 from privaudit._sample import Sample, read_sample
 from privaudit._scoring import Pictures, attack_record, ladder_records
 from privaudit._shape import expected_channels, stated_input_shape
+from privaudit._threat import threat_model
 from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
 from privaudit.exposure import GradientExposure, local_steps, shared_parameters
@@ -275,20 +276,11 @@ class Session:
         return self.inventory.model_copy(update={"findings": found})
 
     def _threat_model(self) -> ThreatModel:
-        known = self.config.knowledge.labels == "known"
-        knows = ["the model and its weights", "the loss", "mean and std of the images",
-                 "where dropout sits, and its rates"]  # fmt: skip
-        hidden = ["the images", "the dropout masks that the client drew"]
-        (knows if known else hidden).append("the labels")
-        shared = f"{self.inventory.trainable} parameters, {self.precision.gradient}"
-        return ThreatModel(
-            exposure="gradient of one local training step",
-            attacker="honest-but-curious server of a federated training",
-            sees=[
-                f"the gradient of {shared}, of one step on {self._client_size} image(s)"
-            ],
-            knows=knows,
-            does_not_know=hidden,
+        return threat_model(
+            self.config,
+            images=self._client_size,
+            trainable=self.inventory.trainable,
+            gradient=self.precision.gradient,
         )
 
 
@@ -329,6 +321,8 @@ def open_session(
     )
     output, eval_tape = _eval_pass(model, exposure, sample)
     labels = _labels.settle(model, exposure, sample, output)
+    if exposure.is_classification:
+        _labels.require_readable(labels, config.knowledge.labels)
     size = client.images_of(len(sample.images))
     batch = _batch(model, sample, labels, 0, size)
     before = time.monotonic()

@@ -36,10 +36,12 @@ def infer_labels(scene: Scene) -> LabelGuess:
     Batch 1: the one negative entry of the bias gradient (Zhao 2020), or the one row
     of the weight gradient that points the other way. Batches: counts
     n_c ≈ B·(mean p_c − g_c) (Wainakh 2021), or negative rows for distinct labels
-    (Yin 2021).
+    (Yin 2021). Several local steps: g is the mean over the steps.
     """
     if not scene.target.exposure.is_classification:
         return _refuse("the loss is the user's own: a class id may mean nothing here")
+    if scene.labels is not None and scene.labels.is_floating_point():
+        return _refuse("they are probabilities, and no class ids")
     op = scene.structure.classifier
     if op is None:
         return _refuse("the logits do not come from a linear layer")
@@ -48,7 +50,12 @@ def infer_labels(scene: Scene) -> LabelGuess:
         return _single(weight, bias)
     if bias is None:
         return _refuse("a batch without a bias gradient: counts cannot be read")
-    return _counts(scene, bias)
+    local = scene.target.exposure.local
+    if local is None:
+        return _counts(scene, bias)
+    if local.weight is None:
+        return _refuse(f"counts cannot be read: {local.words}")
+    return _counts(scene, bias / local.weight)
 
 
 def _refuse(reason: str) -> LabelGuess:

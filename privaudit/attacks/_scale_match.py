@@ -27,7 +27,7 @@ def scale_by_probabilities(scene: Scene, images: Tensor, found: Unfolded) -> Ten
         images: (batch, channels, height, width), right up to a positive factor each.
         found: Their masks and labels.
     """
-    if found.labels is None:
+    if found.labels is None or found.labels.is_floating_point():
         return images
     exposure, model = scene.target.exposure, scene.target.model
     zero = scene.structure.inputs.invert(

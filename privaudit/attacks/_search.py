@@ -13,6 +13,7 @@ from privaudit.attacks._forms import EXACT
 from privaudit.attacks._matching import Matching, Start, UnknownMasks
 from privaudit.attacks._minimise import Descent, Schedule
 from privaudit.attacks._scene import Scene, structure_of
+from privaudit.attacks._steps import minimise
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import Cosine
@@ -74,7 +75,8 @@ def search(
         if left is not None and left <= 0:
             break
         runs.append(
-            matching.minimise(
+            minimise(
+                matching,
                 _start(matching, plan.classes, generator),
                 unknown_masks=UnknownMasks(
                     plan.masks(), plan.tape_of, plan.penalty, plan.held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -80,7 +81,12 @@ class ClosedForm(Attack):
 
     def _try(self, name: FormName, scene: Scene) -> Attempt:
         _, form = _FORMS[name]
-        return form(scene)
+        attempt, local = form(scene), scene.target.exposure.local
+        if local is None or not attempt.applies:
+            return attempt
+        # The forms solve equations of a gradient; this is none, so nothing is exact.
+        reason = f"{attempt.reason}; approximate: {local.words}"
+        return replace(attempt, reason=reason, unique=False)
 
 
 def _report(

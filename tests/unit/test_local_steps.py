@@ -52,7 +52,7 @@ def trained(
         batch.images.chunk(steps), _labels(batch).chunk(steps), strict=True
     ):
         optimiser.zero_grad()
-        F.cross_entropy(twin(pixels), labels).backward()
+        F.cross_entropy(twin(pixels), labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return {n: (before[n] - p.detach()) / lr for n, p in twin.named_parameters()}
 
@@ -118,7 +118,8 @@ def test_the_graph_goes_through_all_steps() -> None:
     model = mlp(0.0).double()
     local = LocalSteps(3, 0.5, "sgd", 0.9)
     pixels = images(3).images.double()
-    labels, weights = torch.tensor([0, 1, 2]), {}
+    labels = torch.tensor([0, 1, 2])
+    weights: dict[str, Tensor] = {}
 
     def loss(moved: Tensor) -> Tensor:
         sent = predict(exposure(local), model, Batch(moved, labels), None).dense

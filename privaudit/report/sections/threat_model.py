@@ -42,7 +42,7 @@ def _client(record: AuditRecord) -> str:
     size = client.batch_size
     noun = facts.noun(record)
     images = (
-        f"all {noun}s together"
+        f"all {noun}s together" + (" in equal parts" if client.local_steps > 1 else "")
         if size is None
         else phrases.plural(size, noun) + " each"
     )
@@ -53,8 +53,10 @@ def _client(record: AuditRecord) -> str:
     )
     precision = f", under autocast to {client.autocast}" if client.autocast else ""
     rate = "" if client.lr is None else f", learning rate {client.lr:g}"
+    rate += f", momentum {client.momentum:g}" if client.momentum else ""
     steps = phrases.plural(client.local_steps, "local step")
-    return f"{steps} of {client.optimizer.upper()}, {images}, {mode}{precision}{rate}."
+    name = {"sgd": "SGD", "adamw": "AdamW"}[client.optimizer]
+    return f"{steps} of {name}, {images}, {mode}{precision}{rate}."
 
 
 def _masks(record: AuditRecord) -> str:
