@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privaudit._plugin import by_name
 from privaudit.attacks import ATTACKS, TOKEN_ATTACKS, TokenAttack
 from privaudit.attacks.base import Attack
 from privaudit.errors import ConfigError
+from privaudit.result import AttackRecord
+from privaudit.verdict import AttackEvidence
 
 GRADIENT_LADDER = ("closed_form", "sparse_factorization", "dropout_inversion")
 """Every applicable one is required for "no leak found". Names that this version does
@@ -66,6 +68,30 @@ def absent(chosen: list[Attack]) -> Mapping[str, str]:
     }
 
 
+def not_run(chosen: Sequence[Attack], ran: Mapping[str, bool]) -> list[AttackRecord]:
+    """Ladder attacks without a run: superseded by an exact one, or missing.
+
+    Args:
+        chosen: What was to run.
+        ran: What did, and whether it was exact for every client.
+    """
+    exact = any(ran.values())
+    reasons = {a.name: "already exact" for a in chosen if a.name not in ran}
+    reasons |= absent(list(chosen))
+    return [
+        AttackRecord(
+            evidence=AttackEvidence(
+                label=name,
+                state="skipped" if exact else "missing",
+                skip="already exact" if exact else None,
+                reason="another attack is already exact" if exact else reason,
+            ),
+            title=name.replace("_", " ").capitalize(),
+        )
+        for name, reason in sorted(reasons.items(), key=_rung)
+    ]
+
+
 def choose_for_tokens(attacks: str | list[Any]) -> list[TokenAttack]:
     """The attacks on token ids.
 
@@ -89,6 +115,13 @@ def absent_for_tokens() -> Mapping[str, str]:
     """Token attacks of the ladder that this version lacks, with the reason."""
     reason = "not part of this version of privaudit"
     return {name: reason for name in TOKEN_LADDER if name not in TOKEN_ATTACKS}
+
+
+def _rung(entry: tuple[str, str]) -> int:
+    """Place on the ladder; what is not on it comes last."""
+    name = entry[0]
+    known = name in GRADIENT_LADDER
+    return GRADIENT_LADDER.index(name) if known else len(GRADIENT_LADDER)
 
 
 def _refuse_twins(names: list[str]) -> None:

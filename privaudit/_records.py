@@ -17,6 +17,7 @@ from privaudit.verdict import (
     ControlEvidence,
     Evidence,
     Kind,
+    Partial,
     UnrelatedPairs,
     Verdict,
 )
@@ -249,6 +250,8 @@ class AuditRecord(Record):
     truth_known: bool = True
     """False for a recorded gradient whose images nobody gave: nothing is scored."""
     skipped_inputs: list[SkippedInput] = Field(default_factory=list)
+    partial: Partial | None = None
+    """How far it came, where it was interrupted by hand."""
     attacks: list[AttackRecord]
     positive_control: PositiveControl | None
     unrelated: list[UnrelatedPairs]
@@ -269,7 +272,7 @@ class AuditRecord(Record):
             truth_known=self.truth_known,
             preflight=self.preflight,
             skipped=len(self.skipped_inputs),
-        ).model_copy(update={"kind": self.kind})
+        ).model_copy(update={"kind": self.kind, "partial": self.partial})
 
 
 def gather_evidence(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from privaudit._align import assignment
+from privaudit._clock import Clock as Clock
+from privaudit._kept import Finished
 from privaudit._progress import labelled
 from privaudit.attacks import Attack
 from privaudit.attacks.base import INTERRUPTED
@@ -85,40 +87,6 @@ class WaitingClient:
 AnyClient = Client | WaitingClient
 
 
-@dataclass
-class Clock:
-    """The time left of an audit's budget."""
-
-    budget: Budget
-    started: float = field(default_factory=time.monotonic)
-    cancelled: bool = False
-
-    @property
-    def left(self) -> float | None:
-        """Seconds left; None without a bound."""
-        if self.cancelled:
-            return 0.0
-        if self.budget.seconds is None:
-            return None
-        return max(0.0, self.budget.seconds - (time.monotonic() - self.started))
-
-    @property
-    def is_up(self) -> bool:
-        """True once nothing is left."""
-        return self.left is not None and self.left <= 0.0
-
-    def cancel(self) -> None:
-        """No more time, for whatever comes next."""
-        self.cancelled = True
-
-    def share(self, parts: int) -> Budget | None:
-        """An equal part of what is left; None once nothing is."""
-        if self.is_up:
-            return None
-        seconds = None if self.left is None else max(self.left / parts, 1e-3)
-        return self.budget.model_copy(update={"seconds": seconds})
-
-
 @dataclass(frozen=True, eq=False)
 class Run:
     """One attack on every client.
@@ -160,24 +128,34 @@ def run(
     seed: int,
 ) -> Run:
     """Attack every client in turn; a client that breaks does not stop the others."""
-    started = time.monotonic()
-    outcomes = []
+    started, spent = time.monotonic(), clock.spent
+    outcomes: list[Reconstruction] = []
     for number, client in enumerate(clients):
+        known = clock.recall(attack, number)
+        if known is not None:
+            labels = client.batch.labels if labels_known else None
+            known.learn_again(target, client.batch, labels, seed=seed + number)
+            outcomes.append(known.outcome)
+            continue
+        began, learnt = time.monotonic(), set(target.memory)
+        share = clock.share(len(clients) - number)
         with labelled(f"{attack.name}, client {number + 1} of {len(clients)}"):
-            share = clock.share(len(clients) - number)
-            outcomes.append(
-                _one(
-                    attack,
-                    target,
-                    client.held(),
-                    labels_known,
-                    share=share,
-                    seed=seed + number,
+            try:
+                held = client.held()
+                found = _one(
+                    attack, target, held, labels_known, share=share, seed=seed + number
                 )
-            )
-        if outcomes[-1].reason == INTERRUPTED:
+            except KeyboardInterrupt:
+                found = Reconstruction(None, "stopped", INTERRUPTED)
+        outcomes.append(found)
+        if found.reason == INTERRUPTED:
             clock.cancel()
-    return Run(attack, outcomes, time.monotonic() - started)
+        elif share is not None:
+            new = tuple(sorted(target.memory.keys() - learnt))
+            done = Finished(found, time.monotonic() - began, new)
+            clock.keep(attack, number, done)
+    seconds = time.monotonic() - started + clock.spent - spent
+    return Run(attack, outcomes, seconds)
 
 
 def _one(

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from privaudit._align import assignment, mask_scores
+from privaudit._kept import UNREACHED
 from privaudit._pixels import to_png
 from privaudit._runner import AnyClient, Run
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.metrics import METRICS, Metric
 from privaudit.metrics._controls import picture_ladder
 from privaudit.result import (
@@ -26,7 +28,7 @@ from privaudit.result import (
 )
 from privaudit.tape import Tape
 from privaudit.types import Reconstruction
-from privaudit.verdict import AttackEvidence, Score
+from privaudit.verdict import AttackEvidence, Partial, Score
 
 
 @dataclass
@@ -42,6 +44,17 @@ class Pictures:
         """Keep one picture; returns its name."""
         self.files[name] = to_png(image, self.bands)
         return name
+
+
+def partial_of(runs: Sequence[Run], clients: Sequence[AnyClient]) -> Partial | None:
+    """How far an audit came that was interrupted by hand; None where it was not."""
+    for ran in runs:
+        ended = [o.reason not in (INTERRUPTED, UNREACHED) for o in ran.outcomes]
+        if not all(ended):
+            sizes = [len(c.batch) for c in clients]
+            done = sum(n for n, whole in zip(sizes, ended, strict=True) if whole)
+            return Partial(attack=ran.attack.name, done=done, total=sum(sizes))
+    return None
 
 
 def attack_record(

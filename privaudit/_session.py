@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from privaudit import _labels
 from privaudit._controls import positive_control, shipped_images
-from privaudit._ladder import GRADIENT_LADDER, absent
+from privaudit._ladder import not_run
 from privaudit._pixels import Normalisation, check_bands, to_range
 from privaudit._precision import Precision, examine
 from privaudit._preflight import preflight
@@ -27,7 +27,7 @@ from privaudit._runner import (
     run,
 )
 from privaudit._sample import Sample, read_sample
-from privaudit._scoring import Pictures, attack_record, ladder_records
+from privaudit._scoring import Pictures, attack_record, ladder_records, partial_of
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit._threat import threat_model
 from privaudit.attacks import Attack
@@ -44,6 +44,7 @@ from privaudit.result import (
     AuditRecord,
     AuditResult,
     ImageStore,
+    PositiveControl,
     SampleRecord,
     SkippedInput,
     ThreatModel,
@@ -51,7 +52,10 @@ from privaudit.result import (
 )
 from privaudit.tape import Tape
 from privaudit.types import AttackerKnowledge, Batch, Target
-from privaudit.verdict import AttackEvidence, UnrelatedPairs, judge
+from privaudit.verdict import UnrelatedPairs, judge
+
+if TYPE_CHECKING:
+    from privaudit._resume import Resumed
 
 KEPT_BYTES = 2**30
 """Gradients of clients that are kept; beyond it each is made again when needed."""
@@ -88,9 +92,16 @@ class Session:
         """The gradient of the first client under the masks of ``tape``."""
         return self.exposure.gradient(self.model, self.first.batch, tape=tape)
 
-    def audit(self, attacks: Sequence[Attack]) -> AuditResult:
-        """Attack, score, control, judge."""
-        clock = Clock(self.config.budget, self.started)
+    def audit(
+        self, attacks: Sequence[Attack], resumed: Resumed | None = None
+    ) -> AuditResult:
+        """Attack, score, control, judge.
+
+        Args:
+            attacks: In the order of the ladder.
+            resumed: What an earlier run finished; it is told what this one finishes.
+        """
+        clock = Clock(self.config.budget, self.started, kept=resumed)
         clients: list[AnyClient] = [self.first, *self._other_clients()]
         joint = self.config.knowledge.labels == "joint"
         known = AttackerKnowledge(joint=joint)
@@ -98,17 +109,12 @@ class Session:
         check, doubts = preflight(self.model, self.exposure, self.first)
         pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, target, clients, clock)
+        doubts = [*doubts, *([] if resumed is None else resumed.findings())]
         records = [
             attack_record(r, clients, pictures, seed=self.config.seed) for r in runs
         ]
         records += self._not_run(attacks, runs)
-        control = positive_control(
-            [r.attack for r in runs if r.state != "skipped" and _decides(r.attack)],
-            target,
-            self.first,
-            budget=self.config.budget,
-            seed=self.config.seed,
-        )
+        control = None if clock.cancelled else self._control(target, runs)
         pairs, stranger = self._unrelated(pictures)
         evidence = gather_evidence(
             len(self.sample.images),
@@ -117,7 +123,7 @@ class Session:
             pairs,
             preflight=check,
             skipped=len(self.sample.skipped),
-        )
+        ).model_copy(update={"partial": (partial := partial_of(runs, clients))})
         verdict = judge(evidence, self.config.policy)
         worst = verdict.worst.get("ssim")
         shown = 0 if worst is None or worst.sample is None else worst.sample
@@ -133,6 +139,7 @@ class Session:
             skipped_inputs=[
                 SkippedInput(name=n, reason=r) for n, r in self.sample.skipped
             ],
+            partial=partial,
             attacks=records,
             positive_control=control,
             unrelated=pairs,
@@ -148,6 +155,16 @@ class Session:
             ),
         )
         return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
+
+    def _control(self, target: Target, runs: Sequence[Run]) -> PositiveControl:
+        """Every attack that decided has to solve a case that it must solve."""
+        return positive_control(
+            [r.attack for r in runs if r.state != "skipped" and _decides(r.attack)],
+            target,
+            self.first,
+            budget=self.config.budget,
+            seed=self.config.seed,
+        )
 
     def _climb(
         self,
@@ -177,23 +194,7 @@ class Session:
     def _not_run(
         self, attacks: Sequence[Attack], runs: Sequence[Run]
     ) -> list[AttackRecord]:
-        """Ladder attacks without a run: superseded by an exact one, or missing."""
-        exact = any(r.all_exact for r in runs)
-        ran = {r.attack.name for r in runs}
-        reasons = {a.name: "already exact" for a in attacks if a.name not in ran}
-        reasons |= absent(list(attacks))
-        return [
-            AttackRecord(
-                evidence=AttackEvidence(
-                    label=name,
-                    state="skipped" if exact else "missing",
-                    skip="already exact" if exact else None,
-                    reason="another attack is already exact" if exact else reason,
-                ),
-                title=name.replace("_", " ").capitalize(),
-            )
-            for name, reason in sorted(reasons.items(), key=_rung)
-        ]
+        return not_run(attacks, {r.attack.name: r.all_exact for r in runs})
 
     def _other_clients(self) -> list[AnyClient]:
         """All clients but the first; their steps are kept while there is room."""
@@ -371,13 +372,6 @@ def _eval_pass(
         return exposure.census(model, Batch(images[:1], None), train=False)
     except Exception:  # noqa: BLE001 - any way to fail means: no such pass
         return None, None
-
-
-def _rung(entry: tuple[str, str]) -> int:
-    """Place on the ladder; what is not on it comes last."""
-    name = entry[0]
-    known = name in GRADIENT_LADDER
-    return GRADIENT_LADDER.index(name) if known else len(GRADIENT_LADDER)
 
 
 def _decides(attack: Attack) -> bool:

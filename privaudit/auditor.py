@@ -139,16 +139,20 @@ class Auditor:
         with self._open(sample) as session:
             return make_plan(session, self._attacks, self.config.budget)
 
-    def audit(self, sample: Any) -> AuditResult:
+    def audit(self, sample: Any, *, resume: str | Path | None = None) -> AuditResult:
         """Attack the model's training step on ``sample`` and judge what comes back.
 
         Args:
             sample: images, (images, labels), or {"pixel_values": …, "labels": …}.
                 Images: float (B, C, H, W) in [0, 1], uint8, PIL images, paths.
                 Labels left out: the model's own argmax, recorded.
+            resume: A folder that keeps every attack on a client once it is finished.
+                The same call with the same folder goes on where the audit was
+                interrupted. It holds reconstructions: keep it as you keep the images.
 
         Raises:
-            ConfigError: The sample cannot be used as it is.
+            ConfigError: The sample cannot be used as it is, or the folder holds
+                another audit, with the differences.
             UnsupportedModelError: The model's training step fails.
         """
         if sample is None:
@@ -159,10 +163,16 @@ class Auditor:
                 hint="Pass the images of a training step.",
             )
         if is_tokens(self._model, sample):
+            _refuse_resume(resume)
             with self._open_tokens(sample) as tokens:
                 return tokens.audit()
         with self._open(sample) as session:
-            return session.audit(self._attacks)
+            if resume is None:
+                return session.audit(self._attacks)
+            from privaudit._resume import resumed
+
+            own = (self._loss, self._training_step)
+            return session.audit(self._attacks, resumed(session, resume, own))
 
     def attack_gradient(
         self,
@@ -308,6 +318,16 @@ def _range(given: Any) -> tuple[float, float] | None:
 
 def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _refuse_resume(resume: str | Path | None) -> None:
+    if resume is not None:
+        raise ConfigError(
+            "Auditor.audit(resume=…)",
+            expected="images: an audit of token ids takes seconds and keeps nothing",
+            got="token ids",
+            hint="Leave resume out.",
+        )
 
 
 def _refuse_both(loss: object, training_step: object) -> None:

@@ -183,6 +183,10 @@ def audit(
     max_ssim: MaxSsim = None,
     limit: Limits = None,
     redact: RedactOption = "none",
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", help="Keep what is finished here, and go on from it"),
+    ] = None,
 ) -> int:
     """Attack the model's training step on your images; write a report; gate on it."""
     from privaudit._label_files import load_labels
@@ -213,7 +217,7 @@ def audit(
         device=device,
     )
     with progress(), _own_output():
-        result = auditor.audit((pictures, ids))
+        result = auditor.audit((pictures, ids), resume=resume)
     return _finish(result, out, redact)
 
 

@@ -13,6 +13,9 @@ from privaudit.verdict.evidence import (
     Evidence as Evidence,
 )
 from privaudit.verdict.evidence import (
+    Partial as Partial,
+)
+from privaudit.verdict.evidence import (
     Score as Score,
 )
 from privaudit.verdict.evidence import (

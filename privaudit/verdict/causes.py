@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from privaudit.verdict.evidence import AttackEvidence
+from privaudit.verdict.evidence import AttackEvidence, Partial
 from privaudit.verdict.policy import (
     MIN_CONTROL_PAIRS,
     MIN_IMAGES_FOR_RE_IDENTIFICATION,
 )
-from privaudit.verdict.words import Cause, Worst
+from privaudit.verdict.words import PARTIAL, Cause, Worst
 
 
 def no_samples() -> Cause:
@@ -16,6 +16,17 @@ def no_samples() -> Cause:
         code="no-samples",
         text="no image was audited",
         remedy="Give at least one readable image.",
+    )
+
+
+def interrupted(partial: Partial) -> Cause:
+    """Ctrl-C ended the audit before it was through."""
+    return Cause(
+        code=PARTIAL,
+        text=f"interrupted by hand, partial: {partial.done} of {partial.total} "
+        f"images ({partial.attack} was running)",
+        remedy="Audit again. With resume=FOLDER (--resume FOLDER) an audit goes on "
+        "where it was interrupted; without it, it starts anew.",
     )
 
 

@@ -73,6 +73,18 @@ class UnrelatedPairs(BaseModel):
     """The 95th percentile towards "leakier" (the 5th for distances)."""
 
 
+class Partial(BaseModel):
+    """How far an audit came that was interrupted by hand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attack: str
+    """Which attack was running."""
+    done: int = Field(ge=0)
+    """Images that it was through with."""
+    total: int = Field(ge=0)
+
+
 class Evidence(BaseModel):
     """Everything a verdict rests on."""
 
@@ -89,6 +101,8 @@ class Evidence(BaseModel):
     """Relative rounding of a step in reduced precision, which the error may show."""
     truth_known: bool = True
     """False where nobody gave the images: nothing is scored, and nothing cleared."""
+    partial: Partial | None = None
+    """Where Ctrl-C ended the audit; None: it ran to its end."""
     attacks: list[AttackEvidence] = Field(default_factory=list)
     positive_control: ControlEvidence | None = None
     unrelated: list[UnrelatedPairs] = Field(default_factory=list)

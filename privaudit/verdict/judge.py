@@ -104,6 +104,8 @@ def _doubts(
     """Everything that keeps a clean score from meaning "no leak found"."""
     exact = any(a.state == "exact" for a in attacks)
     required = [a for a in attacks if a.required]
+    if evidence.partial is not None:
+        yield say.interrupted(evidence.partial)
     if not evidence.truth_known:
         yield say.no_truth()
     error = evidence.truth_error

@@ -37,6 +37,10 @@ class Worst(BaseModel):
         return self.limit - self.value
 
 
+PARTIAL = "partial"
+"""Code of the cause that every final line tells, whatever the word."""
+
+
 class Cause(BaseModel):
     """One reason for an inconclusive verdict, or a note, with what to do about it."""
 
@@ -91,8 +95,9 @@ def final_line(
             f"worst {where} by {worst.attack}: {worst.metric} {_number(worst.value)} "
             f"{relation} limit {_number(worst.limit)}"
         )
-    if causes and word != "leaks":
-        parts.append(causes[0].text)
+    told = [c for c in causes if word != "leaks" or c.code == PARTIAL]
+    if told:
+        parts.append(told[0].text)
     parts.append(f"exit {code}")
     return " | ".join(parts)
 
