@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from privaudit._progress import labelled
 from privaudit.attacks import Attack
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
-from privaudit.exposure import ClientStep, relative_error
+from privaudit.exposure import ClientStep, relative_error, shared_parameters
 from privaudit.types import AttackerKnowledge, Batch, Reconstruction, Target
 from privaudit.verdict import AttackState, above_noise
 
@@ -32,6 +33,10 @@ RANGE_TOLERANCE = 1e-2
 
 CONVERGED = 0.01
 """Share of its way to the loss at the truth that a search may leave."""
+
+MANY = 64
+MANY_BYTES = 2**28
+"""Clients that are attacked at once, and bytes of gradient that they may have."""
 
 _SEVERITY: tuple[AttackState, ...] = (
     "failed", "stopped", "plateau", "converged", "exact", "skipped",
@@ -127,35 +132,104 @@ def run(
     clock: Clock,
     seed: int,
 ) -> Run:
-    """Attack every client in turn; a client that breaks does not stop the others."""
+    """Attack every client; one that breaks does not stop the others.
+
+    Where the attack can, clients go through it together, as many as memory allows.
+    """
     started, spent = time.monotonic(), clock.spent
     outcomes: list[Reconstruction] = []
-    for number, client in enumerate(clients):
+    size = _together(attack, target, len(clients)) if clock.kept is None else 1
+    while len(outcomes) < len(clients):
+        number = len(outcomes)
         known = clock.recall(attack, number)
         if known is not None:
-            labels = client.batch.labels if labels_known else None
-            known.learn_again(target, client.batch, labels, seed=seed + number)
+            batch = clients[number].batch
+            labels = batch.labels if labels_known else None
+            known.learn_again(target, batch, labels, seed=seed + number)
             outcomes.append(known.outcome)
             continue
+        group = clients[number : number + size]
+        name = f"{attack.name}, client {number + 1}"
+        name += f" to {number + len(group)}" if len(group) > 1 else ""
         began, learnt = time.monotonic(), set(target.memory)
-        share = clock.share(len(clients) - number)
-        with labelled(f"{attack.name}, client {number + 1} of {len(clients)}"):
+        share = clock.share(math.ceil((len(clients) - number) / size))
+        with labelled(f"{name} of {len(clients)}"):
             try:
-                held = client.held()
-                found = _one(
+                held = [c.held() for c in group]
+                found = _some(
                     attack, target, held, labels_known, share=share, seed=seed + number
                 )
             except KeyboardInterrupt:
-                found = Reconstruction(None, "stopped", INTERRUPTED)
-        outcomes.append(found)
-        if found.reason == INTERRUPTED:
+                found = [Reconstruction(None, "stopped", INTERRUPTED)] * len(group)
+        if found is None:
+            size = 1
+            continue
+        outcomes += found
+        if any(o.reason == INTERRUPTED for o in found):
             clock.cancel()
-        elif share is not None:
+        elif share is not None and len(found) == 1:
             new = tuple(sorted(target.memory.keys() - learnt))
-            done = Finished(found, time.monotonic() - began, new)
+            done = Finished(found[0], time.monotonic() - began, new)
             clock.keep(attack, number, done)
     seconds = time.monotonic() - started + clock.spent - spent
     return Run(attack, outcomes, seconds)
+
+
+def _together(attack: Attack, target: Target, clients: int) -> int:
+    """How many clients may go through the attack at once."""
+    if clients < 2 or type(attack).run_many is Attack.run_many:
+        return 1
+    shared = shared_parameters(target.model).values()
+    each = sum(p.numel() * p.element_size() for p in shared)
+    return max(1, min(clients, MANY, MANY_BYTES // max(1, each)))
+
+
+def _some(
+    attack: Attack,
+    target: Target,
+    clients: Sequence[Client],
+    labels_known: bool,
+    *,
+    share: Budget | None,
+    seed: int,
+) -> list[Reconstruction] | None:
+    """The outcomes of some clients; None where they must go one at a time."""
+    if len(clients) == 1 or share is None:
+        return [
+            _one(attack, target, c, labels_known, share=share, seed=seed + i)
+            for i, c in enumerate(clients)
+        ]
+    if attack.diagnostic and not all(c.masks_known for c in clients):
+        return None
+    try:
+        found = attack.run_many(
+            [_aimed(attack, target, c, labels_known) for c in clients],
+            [c.step.observation for c in clients],
+            budget=share,
+            generators=[
+                torch.Generator().manual_seed(seed + i) for i in range(len(clients))
+            ],
+        )
+        if found is None:
+            return None
+        return [
+            _checked(_converged(attack, o, target, c), target, c)
+            for o, c in zip(found, clients, strict=True)
+        ]
+    except Exception:  # noqa: BLE001  what breaks for one must not stop the others
+        return None
+
+
+def _aimed(
+    attack: Attack, target: Target, client: Client, labels_known: bool
+) -> Target:
+    """The target as the attack may see it for this client."""
+    known = AttackerKnowledge(
+        client.batch.labels if labels_known else None,
+        client.step.tape if attack.diagnostic else None,
+        target.knowledge.joint,
+    )
+    return Target(target.model, target.exposure, known, target.memory)
 
 
 def _one(
@@ -171,11 +245,7 @@ def _one(
         return Reconstruction(None, "stopped", "no time was left for this client")
     if attack.diagnostic and not client.masks_known:
         return Reconstruction(None, "skipped", "the client's masks were not recorded")
-    masks = client.step.tape if attack.diagnostic else None
-    known = AttackerKnowledge(
-        client.batch.labels if labels_known else None, masks, target.knowledge.joint
-    )
-    aimed = Target(target.model, target.exposure, known, target.memory)
+    aimed = _aimed(attack, target, client, labels_known)
     generator = torch.Generator().manual_seed(seed)
     try:
         outcome = attack.run(

@@ -278,6 +278,7 @@ class Search:
         loss_truth: Matching loss at the truth; filled in by the audit afterwards.
         curve: (iteration, total loss) of the best run.
         pictures: (iteration, image in [0, 1]) of the best run, first image only.
+        path: Whether it ran for one client or for several at once.
     """
 
     loss_start: float
@@ -288,6 +289,7 @@ class Search:
     loss_truth: float | None = None
     curve: Sequence[tuple[int, float]] = ()
     pictures: Sequence[tuple[int, Tensor]] = ()
+    path: str = "one client"
 
 
 Mode = Literal["train", "as_is"]

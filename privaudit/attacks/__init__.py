@@ -2,9 +2,13 @@
 
 from privaudit._plugin import collect
 from privaudit.attacks._token_base import TokenAttack as TokenAttack
+from privaudit.attacks.april import April as April
 from privaudit.attacks.base import Attack as Attack
 from privaudit.attacks.closed_form import ClosedForm as ClosedForm
+from privaudit.attacks.dlg import Dlg as Dlg
 from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInversion
+from privaudit.attacks.gradinversion import GradInversion as GradInversion
+from privaudit.attacks.idlg import Idlg as Idlg
 from privaudit.attacks.inverting_gradients import (
     InvertingGradients as InvertingGradients,
 )

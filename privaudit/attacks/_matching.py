@@ -10,6 +10,7 @@ from torch import Tensor
 
 from privaudit._pixels import Normalisation
 from privaudit.attacks._minimise import Descent, Objective, Schedule, Unknown, minimise
+from privaudit.attacks._norms import NormWatch
 from privaudit.config import Budget
 from privaudit.distances import Distance
 from privaudit.exposure.predict import GradientGuess, observed_as, predict
@@ -21,12 +22,21 @@ USUAL = Normalisation((0.5,), (0.25,))
 """About the mean and spread of natural images."""
 
 
+@dataclass(frozen=True)
+class Weighted:
+    """A prior, and how much it counts."""
+
+    weight: float
+    prior: Prior
+
+
 @dataclass(frozen=True, eq=False)
 class Start:
     """Where a run begins.
 
     Attributes:
-        inputs: (batch, channels, height, width), as the model takes it.
+        inputs: (batch, channels, height, width), as the model takes it; several
+            batches one after the other are searched together.
         logits: (batch, classes) of unknown labels; None: they are known.
     """
 
@@ -68,16 +78,18 @@ class Matching:
         observation: What is matched.
         labels: (batch,), known or inferred; None: optimised.
         distance: How gradients are compared.
-        prior: What images look like.
-        prior_weight: λ of the prior.
+        priors: What images look like, each with its λ.
+        sign: True moves images by the sign of their gradient.
+        boxed: True keeps pixels in [0, 1] while they are searched.
     """
 
     target: Target
     observation: Observation
     labels: Tensor | None
     distance: Distance
-    prior: Prior
-    prior_weight: float
+    priors: Sequence[Weighted]
+    sign: bool = True
+    boxed: bool = True
 
     @property
     def scale(self) -> Normalisation:
@@ -90,7 +102,12 @@ class Matching:
         return USUAL if own.is_identity else own
 
     def guess(
-        self, inputs: Tensor, tape: Tape | None, logits: Tensor | None = None
+        self,
+        inputs: Tensor,
+        tape: Tape | None,
+        logits: Tensor | None = None,
+        *,
+        norms: NormWatch | None = None,
     ) -> GradientGuess:
         """The gradient of model inputs (normalised images) under given masks.
 
@@ -98,11 +115,12 @@ class Matching:
             inputs: (batch, channels, height, width), as the model takes it.
             tape: The masks; None: nothing is dropped.
             logits: (batch, classes) of the labels, where those are unknown.
+            norms: Collects what batch norms are given.
         """
         exposure = self.target.exposure
         labels = self.labels if logits is None else logits.softmax(-1)
         batch = Batch(self.scale.invert(inputs), labels)
-        return predict(exposure, self.target.model, batch, tape)
+        return predict(exposure, self.target.model, batch, tape, observer=norms)
 
     def observed(self, guess: GradientGuess) -> GradientGuess:
         """The observation in the form of a guess."""
@@ -135,21 +153,36 @@ class Matching:
         observed: list[GradientGuess] = []
 
         def objective() -> Objective:
-            guess = self.guess(inputs, unknown_masks.tape_of(masks), logits)
-            if not observed:
-                observed.append(self.observed(guess))
-            matching = self.distance.measure(guess, observed[0])
-            total = matching + self.prior_weight * self.prior.penalty(inputs)
+            norms = self._watch()
+            tape = unknown_masks.tape_of(masks)
+            apart = []
+            for part in torch.split(inputs, self.observation.batch_size):
+                guess = self.guess(part, tape, logits, norms=norms)
+                if not observed:
+                    observed.append(self.observed(guess))
+                apart.append(self.distance.measure(guess, observed[0]))
+            matching = total = torch.stack(apart).mean()
+            seen = () if norms is None else norms.seen
+            for term in self.priors:
+                total = total + term.weight * term.prior.penalty(inputs, seen)
             if unknown_masks.penalty is not None:
                 total = total + unknown_masks.penalty(masks)
             return Objective(matching, total)
 
-        unknowns = [Unknown([inputs], lambda v: v.clamp(low, high), sign=True)]
+        def project(images: Tensor) -> Tensor:
+            return images.clamp(low, high) if self.boxed else images
+
+        unknowns = [Unknown([inputs], project, sign=self.sign)]
         for index, mask in enumerate(masks):
             unknowns.append(Unknown([mask], unknown_masks.projection(index)))
         if logits is not None:
             unknowns.append(Unknown([logits], lambda v: v))
         return minimise(objective, unknowns, schedule=schedule, budget=budget)
+
+    def _watch(self) -> NormWatch | None:
+        """Something that looks at batch norms, where a prior asks for it."""
+        wanted = any(t.prior.watches_norms for t in self.priors)
+        return NormWatch(self.target.model) if wanted else None
 
     def box(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The range of [0, 1] pixels as the model takes them, per channel."""

@@ -16,10 +16,10 @@ from privaudit.config import Budget
 
 End = Literal["goal", "plateau", "iterations", "seconds", "numerical", "interrupted"]
 
-_CHECK_EVERY = 10
+CHECK_EVERY = 10
 """Iterations between two looks at the loss: each look waits for the device."""
 _KEPT_PICTURES = 8
-_GAIN = 1e-4
+GAIN = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +46,22 @@ class Unknown:
 
 
 class Schedule(BaseModel):
-    """Adam with steps that shrink on a plateau.
+    """Adam, or L-BFGS, with steps that shrink on a plateau.
 
     Defaults: Geiping 2020, as Scheliga 2023 use it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    optimiser: Literal["adam", "lbfgs"] = "adam"
+    """``lbfgs``: Liu 1989 as torch has it, without a line search."""
     learning_rate: float = Field(default=0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of Adam."""
+    evaluations: int = Field(default=20, ge=1)
+    """L-BFGS: losses computed in one iteration."""
+    history: int = Field(default=100, ge=1)
+    """L-BFGS: steps that the estimate of the curvature rests on."""
     shrink: float = Field(default=0.1, gt=0, lt=1)
     """Factor on the learning rate at a plateau."""
     patience: int = Field(default=800, ge=1)
@@ -117,7 +124,7 @@ def minimise(
         while run.done < limit:
             run.step()
             late = deadline is not None and time.monotonic() > deadline
-            if run.done % _CHECK_EVERY and run.done < limit and not late:
+            if run.done % CHECK_EVERY and run.done < limit and not late:
                 continue
             stop = run.check()
             tick(run.done, limit, run.curve[-1][1])
@@ -141,6 +148,7 @@ class _Run:
     curve: list[tuple[int, float]] = field(default_factory=list)
     pictures: list[tuple[int, Tensor]] = field(default_factory=list)
     first_matching: float = float("nan")
+    _looked: bool = False
     _since_best: int = 0
     _since_shrink: int = 0
     _best_seen: float = float("inf")
@@ -148,9 +156,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.leaves = [v for u in self.unknowns for v in u.values]
-        self.optimiser = torch.optim.Adam(
-            self.leaves, lr=self.schedule.learning_rate, betas=self.schedule.betas
-        )
+        self.optimiser = _optimiser(self.leaves, self.schedule)
         self.best = [v.detach().clone() for v in self.leaves]
         device = self.leaves[0].device
         self.best_total = torch.tensor(float("inf"), device=device)
@@ -158,21 +164,25 @@ class _Run:
 
     def step(self) -> None:
         """One iteration: losses and gradient here, keep if best, then move."""
-        losses = self.objective()
-        gradients = torch.autograd.grad(losses.total, self.leaves)
-        self._keep(losses)
         self._picture()
-        by_leaf = iter(gradients)
-        for unknown in self.unknowns:
-            for value in unknown.values:
-                gradient = next(by_leaf)
-                value.grad = gradient.sign() if unknown.sign else gradient
-        self.optimiser.step()
+        self._looked = False
+        self.optimiser.step(self._look)
         with torch.no_grad():
             for unknown in self.unknowns:
                 for value in unknown.values:
                     value.copy_(unknown.project(value))
         self.done += 1
+
+    def _look(self) -> float:
+        """Losses and gradient at the present values: L-BFGS asks several times."""
+        losses = self.objective()
+        by_leaf = iter(torch.autograd.grad(losses.total, self.leaves))
+        self._keep(losses)
+        for unknown in self.unknowns:
+            for value in unknown.values:
+                gradient = next(by_leaf)
+                value.grad = gradient.sign() if unknown.sign else gradient
+        return losses.total.detach()  # type: ignore[return-value]  # read only if asked
 
     def _keep(self, losses: Objective) -> None:
         total, matching = losses.total.detach(), losses.matching.detach()
@@ -181,11 +191,13 @@ class _Run:
         self.best_matching = torch.where(better, matching, self.best_matching)
         for kept, value in zip(self.best, self.leaves, strict=True):
             kept.copy_(torch.where(better, value.detach(), kept))
-        self.pending.append((total, matching))
+        if not self._looked:
+            self.pending.append((total, matching))
+        self._looked = True
 
     def _picture(self) -> None:
         """Iterates at 0, 10, 30, 100, 300 … for the strip in the report."""
-        if self.done in _MILESTONES and len(self.pictures) < _KEPT_PICTURES:
+        if self.done in MILESTONES and len(self.pictures) < _KEPT_PICTURES:
             self.pictures.append((self.done, self.leaves[0].detach().clone()))
 
     def check(self) -> End | None:
@@ -200,10 +212,10 @@ class _Run:
                 return "numerical"
             self._since_best = 0 if total < self._best_seen else self._since_best + 1
             self._best_seen = min(total, self._best_seen)
-            gained = total < self._reference * (1 - _GAIN)
+            gained = total < self._reference * (1 - GAIN)
             self._since_shrink = 0 if gained else self._since_shrink + 1
             self._reference = total if gained else self._reference
-        if self._best_seen < self.schedule.goal:
+        if float(self.best_total) < self.schedule.goal:
             return "goal"
         if self._since_best >= self.schedule.give_up:
             return "plateau"
@@ -226,4 +238,19 @@ class _Run:
         )
 
 
-_MILESTONES = {0, 10, 30, 100, 300, 1000, 3000, 10_000}
+def _optimiser(leaves: list[Tensor], schedule: Schedule) -> torch.optim.Optimizer:
+    rate = schedule.learning_rate
+    if schedule.optimiser == "adam":
+        return torch.optim.Adam(leaves, lr=rate, betas=schedule.betas)
+    # When to stop is decided above, whatever the scale of loss and gradient.
+    return torch.optim.LBFGS(
+        leaves,
+        lr=rate,
+        max_iter=schedule.evaluations,
+        tolerance_grad=0,
+        tolerance_change=0,
+        history_size=schedule.history,
+    )
+
+
+MILESTONES = {0, 10, 30, 100, 300, 1000, 3000, 10_000}

@@ -50,6 +50,15 @@ def position_embedding(scene: Scene) -> Attempt:
     return _solve(scene, delta, weight.flatten(1), name=name)
 
 
+def learned_position(scene: Scene) -> str | None:
+    """Name of the shared position embedding of a patch embedding; None: none seen."""
+    first = scene.structure.first
+    if first.weight is None or not patches_of(first):
+        return None
+    located = _located(scene, first)
+    return None if located is None else located[0]
+
+
 def _solve(scene: Scene, delta: Tensor, weight: Tensor, *, name: str) -> Attempt:
     first = scene.structure.first
     # An SVD, so that a deficient rank is seen and said.
@@ -128,6 +137,7 @@ def _locate(scene: Scene, first: Op) -> tuple[str, slice] | None:
     out, *found = partials(structure.loss, wanted)
     if out is None or not out.any():
         return None
+    out = out.sum(0, keepdim=True)  # as the embedding sums over a batch
     tokens = token_gradient(first, out)
     for name, gradient in zip(names, found, strict=True):
         rows = None if gradient is None else _rows(gradient, tokens)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from privaudit.attacks._forms import EXACT
-from privaudit.attacks._matching import Matching, Start, UnknownMasks
+from privaudit.attacks._matching import Matching, Start, UnknownMasks, Weighted
 from privaudit.attacks._minimise import Descent, Schedule
 from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks._steps import minimise
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
-from privaudit.distances import Cosine
+from privaudit.distances import Cosine, Distance
 from privaudit.errors import AttackError
 from privaudit.exposure import relative_error
 from privaudit.exposure.predict import observed_as, predict
@@ -49,6 +49,8 @@ class Plan:
         penalty: λ·Ω of the masks.
         held: Per mask which entries stay as they start; None: none.
         classes: How many the model has; needed where labels are optimised.
+        seeds: How many starts are searched together.
+        restarts: How many are searched one after the other, unless the budget says.
     """
 
     masks: Callable[[], Masks]
@@ -56,6 +58,8 @@ class Plan:
     penalty: Penalty | None = None
     held: Sequence[Tensor | None] = ()
     classes: int = 0
+    seeds: int = 1
+    restarts: int = 1
 
 
 def search(
@@ -68,7 +72,7 @@ def search(
 ) -> Reconstruction:
     """Run the loop, restart as the budget allows, return the best run."""
     started = time.monotonic()
-    wanted = budget.restarts or 1
+    wanted = budget.restarts or plan.restarts
     runs: list[Descent] = []
     for _ in range(wanted):
         left = _left(budget, started)
@@ -77,7 +81,7 @@ def search(
         runs.append(
             minimise(
                 matching,
-                _start(matching, plan.classes, generator),
+                start_of(matching, plan, generator),
                 unknown_masks=UnknownMasks(
                     plan.masks(), plan.tape_of, plan.penalty, plan.held
                 ),
@@ -87,7 +91,7 @@ def search(
         )
         if runs[-1].end in ("goal", "interrupted"):
             break
-    return _report(matching, plan, runs, wanted)
+    return report(matching, plan, runs, wanted)
 
 
 def _left(budget: Budget, started: float) -> float | None:
@@ -96,27 +100,33 @@ def _left(budget: Budget, started: float) -> float | None:
     return budget.seconds - (time.monotonic() - started)
 
 
-def _start(matching: Matching, classes: int, generator: torch.Generator) -> Start:
+def start_of(matching: Matching, plan: Plan, generator: torch.Generator) -> Start:
     """Standard normal noise, as the model takes images. Source: Geiping 2020."""
     size = matching.observation.batch_size
     device = next(iter(matching.observation.gradients.values())).device
-    shape = (size, *matching.observation.image_shape)
+    shape = (plan.seeds * size, *matching.observation.image_shape)
     inputs = torch.randn(shape, generator=generator).to(device)
     if matching.labels is not None:
         return Start(inputs)
     # All classes alike: a wrong class at the start is hard to leave again.
-    return Start(inputs, torch.zeros(size, classes, device=device))
+    return Start(inputs, torch.zeros(size, plan.classes, device=device))
 
 
-def _report(
-    matching: Matching, plan: Plan, runs: Sequence[Descent], wanted: int
+def report(
+    matching: Matching,
+    plan: Plan,
+    runs: Sequence[Descent],
+    wanted: int,
+    *,
+    path: str = "one client",
 ) -> Reconstruction:
+    """The best of some runs, as what an attack answers."""
     good = [r for r in runs if r.total_best == r.total_best]
     if not good or good[0].total_best == float("inf"):
         return Reconstruction(None, "failed", "numerical: no finite loss")
     best = min(good, key=lambda r: r.total_best)
     normal = matching.scale
-    images = normal.invert(best.best[0]).clamp(0, 1)
+    images = normal.invert(_best_seed(matching, best.best[0])).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)
     labels = (
@@ -143,17 +153,34 @@ def _report(
             sum(v.numel() for v in best.best),
             curve=best.curve,
             pictures=pictures,
+            path=path,
         ),
     )
 
 
+def _best_seed(matching: Matching, inputs: Tensor) -> Tensor:
+    """Of starts that were searched together the one that matches best."""
+    parts = torch.split(inputs, matching.observation.batch_size)
+    if len(parts) == 1:
+        return inputs
+    guesses = [matching.guess(p, None) for p in parts]
+    observed = matching.observed(guesses[0])
+    losses = [float(matching.distance.measure(g, observed).detach()) for g in guesses]
+    return parts[losses.index(min(losses))]
+
+
 def loss_at(
-    target: Target, observation: Observation, batch: Batch, tape: Tape
+    target: Target,
+    observation: Observation,
+    batch: Batch,
+    tape: Tape,
+    distance: Distance | None = None,
 ) -> float:
-    """Matching loss at a given input under given masks."""
+    """Matching loss at a given input under given masks; None: the cosine's."""
     guess = predict(target.exposure, target.model, batch, tape)
     observed = observed_as(guess, observation.gradients)
-    return float(Cosine().measure(guess, observed).detach())
+    distance = Cosine() if distance is None else distance
+    return float(distance.measure(guess, observed).detach())
 
 
 def _residual(matching: Matching, batch: Batch, tape: Tape | None) -> float:
@@ -183,13 +210,32 @@ def scene_of(
     Raises:
         AttackError: Labels are needed, not known, and cannot be read off.
     """
+    scene = bare_scene(target, observation, generator)
+    settled = scene.labels is not None or not target.exposure.is_classification
+    return scene if settled or target.knowledge.joint else with_read_labels(scene)
+
+
+def bare_scene(
+    target: Target, observation: Observation, generator: torch.Generator
+) -> Scene:
+    """The observation with the model's structure, and the labels only if known.
+
+    Raises:
+        AttackError: The observation is zero, or not finite.
+    """
+    require_information(observation)
+    structure = structure_of(target, observation, generator)
+    return Scene(target, observation, structure, target.knowledge.labels)
+
+
+def with_read_labels(scene: Scene) -> Scene:
+    """The scene with labels read off the gradient, whatever else is known.
+
+    Raises:
+        AttackError: They cannot be.
+    """
     from privaudit.attacks._labels import infer_labels
 
-    structure = structure_of(target, observation, generator)
-    scene = Scene(target, observation, structure, target.knowledge.labels)
-    settled = scene.labels is not None or not target.exposure.is_classification
-    if settled or target.knowledge.joint:
-        return scene
     guess = infer_labels(scene)
     if guess.labels is None:
         raise AttackError(
@@ -198,8 +244,33 @@ def scene_of(
             got=guess.reason,
             hint='Audit with Knowledge(labels="known"): the worst case.',
         )
-    device = next(iter(observation.gradients.values())).device
-    return Scene(target, observation, structure, guess.labels.to(device))
+    device = next(iter(scene.observation.gradients.values())).device
+    return replace(scene, labels=guess.labels.to(device))
+
+
+def require_information(observation: Observation) -> None:
+    """Refuse a gradient that no search can match.
+
+    Raises:
+        AttackError: It is zero everywhere, or holds NaN or infinite values.
+    """
+    for name, value in observation.gradients.items():
+        bad = int((~value.isfinite()).sum())
+        if bad:
+            raise AttackError(
+                f"observation[{name!r}]",
+                expected="a finite gradient",
+                got=f"{bad} of {value.numel()} values NaN or infinite",
+                hint="A gradient that is not finite cannot be matched: look at the "
+                "layer, the loss scale, or how the update was recorded.",
+            )
+    if not any(bool(g.any()) for g in observation.gradients.values()):
+        raise AttackError(
+            "observation",
+            expected="a gradient that is not zero",
+            got="zero everywhere",
+            hint="There is nothing to match; see the findings.",
+        )
 
 
 def classes_of(scene: Scene) -> int:
@@ -208,27 +279,27 @@ def classes_of(scene: Scene) -> int:
     return 0 if logits is None else int(logits.shape[-1])
 
 
-def matching_of(scene: Scene, prior_weight: float | None) -> Matching:
-    """The objective of Geiping 2020: cosine over everything, and total variation."""
-    if not any(bool(g.any()) for g in scene.observation.gradients.values()):
-        raise AttackError(
-            "observation",
-            expected="a gradient that is not zero",
-            got="zero everywhere",
-            hint="There is nothing to match; see the findings.",
-        )
+def matching_of(
+    scene: Scene, prior_weight: float | None, distance: Distance | None = None
+) -> Matching:
+    """The objective of Geiping 2020: cosine over everything, and total variation.
+
+    Args:
+        scene: The observation; labels settled.
+        prior_weight: λ of the total variation; None: as the model suggests.
+        distance: In the cosine's place.
+    """
     labels = scene.labels
     if not (scene.target.knowledge.joint and classes_of(scene)):
-        labels = _require(labels)
+        labels = require_labels(labels)
     if prior_weight is None:
         prior_weight = default_prior_weight(scene)
     return Matching(
         scene.target,
         scene.observation,
         labels,
-        Cosine(),
-        TotalVariation(),
-        prior_weight,
+        Cosine() if distance is None else distance,
+        [Weighted(prior_weight, TotalVariation())],
     )
 
 
@@ -245,7 +316,8 @@ def default_prior_weight(scene: Scene) -> float:
     return SMOOTH_PRIOR if max(kernel) > step else FAINT_PRIOR
 
 
-def _require(labels: Tensor | None) -> Tensor:
+def require_labels(labels: Tensor | None) -> Tensor:
+    """The labels, without which there is no loss."""
     if labels is None:
         raise AttackError(
             "knowledge.labels", expected="labels for the loss", got="none",

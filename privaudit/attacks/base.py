@@ -9,6 +9,8 @@ from privaudit._plugin import Plugin
 from privaudit.config import Budget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from privaudit.tape import Tape
@@ -56,6 +58,28 @@ class Attack(Plugin):
             budget: Seconds, iterations, restarts still to be spent.
             generator: Source of all randomness, on the CPU.
         """
+
+    def run_many(
+        self,
+        targets: Sequence[Target],
+        observations: Sequence[Observation],
+        *,
+        budget: Budget,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction] | None:
+        """Reconstruct for many clients of one model at once.
+
+        Args:
+            targets: One a client: each may know other labels.
+            observations: What each sent.
+            budget: For all of them together.
+            generators: One a client, as :meth:`run` would get it.
+
+        Returns:
+            One a client, as :meth:`run` would have it up to rounding; None where they
+            must be attacked one at a time.
+        """
+        return None
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape

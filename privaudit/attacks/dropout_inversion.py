@@ -11,16 +11,21 @@ from torch import Tensor
 
 from privaudit.attacks._masks import Reading, read_mask
 from privaudit.attacks._minimise import Schedule
+from privaudit.attacks._scene import Scene
 from privaudit.attacks._search import (
     Masks,
     Plan,
+    bare_scene,
     classes_of,
     loss_at,
     matching_of,
     scene_of,
     search,
 )
+from privaudit.attacks._search_many import Problem, search_together
+from privaudit.attacks.april import FAINT, NO_POSITION, led_by_position
 from privaudit.attacks.base import Attack
+from privaudit.distances import Cosine, Distance
 from privaudit.tape import Draw, Tape
 from privaudit.types import Batch, Observation, Reconstruction, Target
 
@@ -43,8 +48,10 @@ class DropoutInversion(Attack):
     title: ClassVar[str] = "Dropout inversion (DIA)"
     source: ClassVar[str] = "Scheliga 2023"
 
-    base: Literal["inverting_gradients"] = "inverting_gradients"
+    base: Literal["inverting_gradients", "april"] = "inverting_gradients"
     """The attack that is extended by masks: without dropout it is this one."""
+    position_weight: float = Field(default=1e-4, ge=0)
+    """With ``april``: λ of the position embedding's part of the distance."""
     initialisation: Initialisation = "bernoulli"
     """``bernoulli``: keep with 1 - p · ``normal_keep``: N(1 - p, 1/√n) ·
     ``normal_half``: N(.5, .25), for an unknown p, without Ω · ``analytical``: read
@@ -55,7 +62,8 @@ class DropoutInversion(Attack):
     mask_weight: float = Field(default=1e-4, ge=0)
     """λ_mask of Ω(Ψ) = Σ_i |p_i - (1 - ‖ψ_i‖/n_i)|, the rate that each mask has."""
     prior_weight: float | None = None
-    """λ of the total variation; None: 1e-2 for convolutional networks, else 1e-5."""
+    """λ of the total variation; None: 1e-2 for convolutional networks, else 1e-5; with
+    ``april`` its own 1e-7."""
     schedule: Schedule = Schedule()
 
     @classmethod
@@ -72,8 +80,49 @@ class DropoutInversion(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         """See :class:`~privaudit.attacks.base.Attack`."""
+        problem = self._problem(target, observation, generator)
+        if problem is None:
+            return Reconstruction(None, "skipped", NO_POSITION)
+        return search(
+            problem.matching,
+            problem.plan,
+            schedule=self.schedule,
+            budget=budget,
+            generator=generator,
+        )
+
+    def run_many(
+        self,
+        targets: Sequence[Target],
+        observations: Sequence[Observation],
+        *,
+        budget: Budget,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction] | None:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        problems = [
+            self._problem(*one)
+            for one in zip(targets, observations, generators, strict=True)
+        ]
+        known = [p for p in problems if p is not None]
+        if len(known) < len(problems):
+            return None
+        return search_together(
+            known, schedule=self.schedule, budget=budget, generators=generators
+        )
+
+    def _problem(
+        self, target: Target, observation: Observation, generator: torch.Generator
+    ) -> Problem | None:
+        """What is searched; None where the base attack does not apply."""
         scene = scene_of(target, observation, generator)
-        matching = matching_of(scene, self.prior_weight)
+        distance = self._distance(scene)
+        if distance is None:
+            return None
+        prior_weight = self.prior_weight
+        if prior_weight is None and self.base == "april":
+            prior_weight = FAINT
+        matching = matching_of(scene, prior_weight, distance)
         blank = scene.structure.tape
         unknown = [i for i, d in enumerate(blank) if d.is_mask and 0 < (d.p or 0) < 1]
         draws = [blank.draws[i] for i in unknown]
@@ -99,15 +148,23 @@ class DropoutInversion(Attack):
             held=[self._held(r) for r in readings],
             classes=classes_of(scene),
         )
-        return search(
-            matching, plan, schedule=self.schedule, budget=budget, generator=generator
-        )
+        return Problem(matching, plan)
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape
     ) -> float | None:
         """See :class:`~privaudit.attacks.base.Attack`."""
-        return loss_at(target, observation, batch, tape)
+        scene = bare_scene(target, observation, torch.Generator())
+        distance = self._distance(scene)
+        if distance is None:
+            return None
+        return loss_at(target, observation, batch, tape, distance)
+
+    def _distance(self, scene: Scene) -> Distance | None:
+        """The base attack's; None where the model lacks what it needs."""
+        if self.base == "april":
+            return led_by_position(scene, self.position_weight)
+        return Cosine()
 
     def _unregularised(self, draws: Sequence[Draw]) -> bool:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from privaudit.attacks._search import (
     scene_of,
     search,
 )
+from privaudit.attacks._search_many import Problem, search_together
 from privaudit.attacks.base import Attack
 from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Reconstruction, Target
@@ -55,12 +57,39 @@ class InvertingGradients(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         """See :class:`~privaudit.attacks.base.Attack`."""
+        problem = self._problem(target, observation, generator)
+        return search(
+            problem.matching,
+            problem.plan,
+            schedule=self.schedule,
+            budget=budget,
+            generator=generator,
+        )
+
+    def run_many(
+        self,
+        targets: Sequence[Target],
+        observations: Sequence[Observation],
+        *,
+        budget: Budget,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction] | None:
+        """See :class:`~privaudit.attacks.base.Attack`."""
+        problems = [
+            self._problem(*one)
+            for one in zip(targets, observations, generators, strict=True)
+        ]
+        return search_together(
+            problems, schedule=self.schedule, budget=budget, generators=generators
+        )
+
+    def _problem(
+        self, target: Target, observation: Observation, generator: torch.Generator
+    ) -> Problem:
+        """What is searched."""
         scene = scene_of(target, observation, generator)
         matching = matching_of(scene, self.prior_weight)
-        plan = Plan(list, lambda _: None, classes=classes_of(scene))
-        return search(
-            matching, plan, schedule=self.schedule, budget=budget, generator=generator
-        )
+        return Problem(matching, Plan(list, lambda _: None, classes=classes_of(scene)))
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape

@@ -30,9 +30,13 @@ class Cosine(Distance):
 
     def measure(self, guess: GradientGuess, observed: GradientGuess) -> Tensor:
         """See :class:`~privaudit.distances.base.Distance`."""
+        return self.of(guess.inner(observed), guess.square(), observed.square())
+
+    @staticmethod
+    def of(inner: Tensor, guess: Tensor, observed: Tensor) -> Tensor:
+        """The distance from ⟨g, g*⟩, ‖g‖² and ‖g*‖², for any number of pairs."""
         # The root of zero has no derivative: a zero guess is kept off it.
-        square = observed.square()
-        tiny = torch.finfo(square.dtype).tiny
-        off_zero = (_EPSILON**2 * square).clamp_min(tiny)
-        norms = (guess.square() + off_zero).sqrt() * square.clamp_min(tiny).sqrt()
-        return 1 - guess.inner(observed) / norms
+        tiny = torch.finfo(observed.dtype).tiny
+        off_zero = (_EPSILON**2 * observed).clamp_min(tiny)
+        norms = (guess + off_zero).sqrt() * observed.clamp_min(tiny).sqrt()
+        return 1 - inner / norms

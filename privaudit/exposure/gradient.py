@@ -27,7 +27,7 @@ from privaudit.exposure.parameters import (
 )
 from privaudit.exposure.precision import autocast, scaled_partials, single, typed
 from privaudit.tape import Recorder, Tape
-from privaudit.tape.recorder import LinearCall, Observer
+from privaudit.tape.recorder import AnyCall, LinearCall, Observer
 from privaudit.types import AnyBatch, Autocast, Mode, Observation
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -217,6 +217,7 @@ class GradientExposure:
         tape: Tape | None,
         *,
         linear: LinearCall | None = None,
+        calls: AnyCall | None = None,
         observer: Observer | None = None,
     ) -> Tensor:
         """The training loss of a guess, with its graph.
@@ -226,6 +227,7 @@ class GradientExposure:
             batch: The guess.
             tape: Masks to put in place; None: nothing is dropped.
             linear: Runs the calls of linear layers instead of torch.
+            calls: Runs any call that is not random, where it wants to.
             observer: Sees all other calls.
         """
         tape = tape if self.dropout else None
@@ -235,6 +237,7 @@ class GradientExposure:
             off=tape is None,
             observer=observer,
             linear=linear,
+            calls=calls,
             precise=self.precise,
         )
         with self._ready(model):

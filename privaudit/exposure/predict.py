@@ -23,6 +23,9 @@ from privaudit.tape import Tape
 from privaudit.tape.recorder import Observer
 from privaudit.types import Batch
 
+_SPARE = 8
+"""Directions beyond the expected rank by which a random projection is made."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -188,17 +191,45 @@ def observed_as(guess: GradientGuess, gradients: Mapping[str, Tensor]) -> Gradie
     rows, dense = {}, {}
     for name, value in gradients.items():
         if name in guess.rows:
-            rows[name] = _factored(value.detach())
+            rows[name] = factored(value.detach(), len(guess.rows[name].delta))
         else:
             dense[name] = value.detach()
     return GradientGuess(rows, dense)
 
 
-def _factored(matrix: Tensor) -> Rows:
-    u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+def factored(matrix: Tensor, rank: int | None = None) -> Rows:
+    """``matrix`` as a product of few rows, exact to its own rounding.
+
+    Args:
+        matrix: (out, in).
+        rank: How many rows are likely enough: saves time, and is checked.
+    """
+    wide = matrix.double()
+    u, s, vh = _svd(wide, rank)
     # Float32 rounding of a low-rank matrix fills the tail with about 1e-7 of its norm.
     kept = s > 3e-7 * s[0] if bool(s[0] > 0) else s >= 0
     count = max(1, int(kept.sum()))
     root = s[:count].sqrt()
     delta, inputs = root[:, None] * u[:, :count].T, root[:, None] * vh[:count]
     return Rows(delta.to(matrix.dtype), inputs.to(matrix.dtype))
+
+
+def _svd(matrix: Tensor, rank: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The whole decomposition, or its front where that is all there is.
+
+    A random projection finds the row space of a matrix of low rank. Source: Halko 2011.
+    """
+    count = (rank or matrix.shape[1]) + _SPARE
+    if 2 * count < min(matrix.shape):
+        # Fixed numbers: the same matrix has the same factors, and no generator moves.
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(
+            matrix.shape[1], count, generator=generator, dtype=matrix.dtype
+        ).to(matrix.device)
+        basis = torch.linalg.qr(matrix @ probe)[0]
+        small = basis.T @ matrix
+        if float((matrix - basis @ small).norm()) <= 1e-6 * float(matrix.norm()):
+            u, s, vh = torch.linalg.svd(small, full_matrices=False)
+            return basis @ u, s, vh
+    whole = torch.linalg.svd(matrix, full_matrices=False)
+    return whole.U, whole.S, whole.Vh

@@ -1,7 +1,13 @@
 """+ what images look like, before anything is known of this one."""
 
 from privaudit._plugin import collect
+from privaudit.priors.base import NormInput as NormInput
 from privaudit.priors.base import Prior as Prior
+from privaudit.priors.batch_norm_statistics import (
+    BatchNormStatistics as BatchNormStatistics,
+)
+from privaudit.priors.group_consistency import GroupConsistency as GroupConsistency
+from privaudit.priors.image_l2 import ImageL2 as ImageL2
 from privaudit.priors.total_variation import TotalVariation as TotalVariation
 
 PRIORS = collect(Prior, globals())  # type: ignore[type-abstract]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from privaudit.priors.base import Prior
+from privaudit.priors.base import NormInput, Prior
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ class TotalVariation(Prior):
     name: ClassVar[str] = "total_variation"
     source: ClassVar[str] = "Rudin 1992; Geiping 2020"
 
-    def penalty(self, images: Tensor) -> Tensor:
+    def penalty(self, images: Tensor, norms: Sequence[NormInput] = ()) -> Tensor:
         """See :class:`~privaudit.priors.base.Prior`."""
         across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
         down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()

@@ -26,6 +26,7 @@ from privaudit.tape.owners import Owners
 
 Use = Literal["record", "replay", "off"]
 LinearCall = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Tensor]
+AnyCall = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 Observer = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any], Any], None]
 
 
@@ -40,6 +41,8 @@ class Recorder(TorchFunctionMode):
         observer: Called with (path, function, args, kwargs, output) for each call
             that is not random.
         linear: Called with (function, args, kwargs) instead of a linear layer.
+        calls: Likewise for every call that is not random; it answers
+            ``NotImplemented`` where the call should run as it is.
         precise: True takes autocast off every call: the model in its own precision.
     """
 
@@ -51,6 +54,7 @@ class Recorder(TorchFunctionMode):
         off: bool = False,
         observer: Observer | None = None,
         linear: LinearCall | None = None,
+        calls: AnyCall | None = None,
         precise: bool = False,
     ) -> None:
         super().__init__()
@@ -60,6 +64,7 @@ class Recorder(TorchFunctionMode):
         self._off = off
         self._observer = observer
         self._linear = linear
+        self._calls_instead = calls
         self._precise = precise
         self._device = device_type(model)
         self._draws: list[Draw] = []
@@ -119,6 +124,10 @@ class Recorder(TorchFunctionMode):
             return self._overwritten.put(args[0], out) if func in OVERWRITING else out
         if self._linear is not None and func is F.linear:
             return self._linear(func, args, kwargs)
+        if self._calls_instead is not None:
+            out = self._calls_instead(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         out = func(*args, **kwargs)
         if self._observer is not None:
             self._observer(self._owners.current, func, args, kwargs, out)

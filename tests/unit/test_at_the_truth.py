@@ -20,10 +20,17 @@ from privaudit.types import AttackerKnowledge, Batch, Target
 from tests.models.dia import ViT, lenet, mlp
 
 EXPOSURE = GradientExposure(Normalisation((0.5,), (0.25,)))
-MATCHING = [n for n in sorted(ATTACKS) if n != "closed_form"]
+MATCHING = sorted({*ATTACKS} - {"closed_form", "sparse_factorization"})
+WITHOUT_MASKS = {"april", "dlg", "gradinversion", "idlg", "inverting_gradients"}
 RESTARTS = 8
 BOUND = {torch.float64: 1e-10, torch.float32: 2e-6}
 """Float32 resolves 1 - x to 6e-8: the tight bound needs float64."""
+OF_A_NORM = {torch.float64: 1e-7, torch.float32: 2e-5}
+"""A norm is as large as the rounding of the gradient, its square is not."""
+
+
+def bound(name: str, dtype: torch.dtype) -> float:
+    return (OF_A_NORM if name == "gradinversion" else BOUND)[dtype]
 
 
 def small() -> nn.Module:
@@ -72,7 +79,7 @@ def test_the_loss_is_nothing_and_the_same_twice(
     )
     assert first is not None
     assert first == again
-    assert abs(first) < BOUND[dtype]
+    assert abs(first) < bound(name, dtype)
     other = Batch(batch.images.flip(0), batch.labels)
     elsewhere = attack.loss_at(target, step.observation, other, step.tape)
     assert elsewhere is not None
@@ -85,7 +92,7 @@ def test_a_gradient_of_any_size_is_matched_at_the_truth(scale: float) -> None:
     for name in MATCHING:
         found = ATTACKS[name].tiny().loss_at(target, step.observation, batch, step.tape)
         assert found is not None
-        assert abs(found) < 1e-10
+        assert abs(found) < bound(name, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
@@ -94,7 +101,7 @@ def test_every_restart_replays_the_clients_masks(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
     """Started at the truth, with the client's masks where it optimises them."""
-    build = MODELS["no dropout"] if name == "inverting_gradients" else small
+    build = MODELS["no dropout"] if name in WITHOUT_MASKS else small
     torch.manual_seed(0)
     model = build().to(dtype)
     batch = Batch(shipped_images(2, (3, 16, 16)).to(dtype), torch.tensor([1, 2]))
@@ -108,7 +115,7 @@ def test_every_restart_replays_the_clients_masks(
         generator=torch.Generator().manual_seed(0),
     )
     assert len(runs) == RESTARTS
-    assert all(abs(r.loss_start) < BOUND[dtype] for r in runs)
+    assert all(abs(r.loss_start) < bound(name, dtype) for r in runs)
     assert len(twice) == RESTARTS
     assert all(a == b for a, b in twice)
 
@@ -136,11 +143,19 @@ def _watched(
         kw["unknown_masks"] = UnknownMasks(masks, unknown.tape_of)
         kw["schedule"] = Schedule(iterations=1, goal=-1.0)
         at_truth = Start(self.scale.apply(batch.images))
+        if start.logits is not None:
+            sure = nn.functional.one_hot(_class_ids(batch), start.logits.shape[-1])
+            at_truth = Start(at_truth.inputs, 1e3 * sure.to(start.logits))
         return started(self, at_truth, **kw)  # type: ignore[arg-type]
 
     monkeypatch.setattr(matching, "minimise", looked)
     monkeypatch.setattr(Matching, "minimise", from_truth)
     return runs, twice
+
+
+def _class_ids(batch: Batch) -> Tensor:
+    assert batch.labels is not None
+    return batch.labels
 
 
 def _clients_masks(step: ClientStep, count: int) -> Sequence[Tensor]:

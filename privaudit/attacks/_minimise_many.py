@@ -1,0 +1,208 @@
+"""The one loop for many independent victims at once: each has a schedule of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from privaudit._progress import tick
+from privaudit.attacks._minimise import (
+    CHECK_EVERY,
+    GAIN,
+    MILESTONES,
+    Descent,
+    End,
+    Objective,
+    Schedule,
+    Unknown,
+)
+from privaudit.config import Budget
+
+
+def minimise_many(
+    objective: Callable[[], Objective],
+    unknowns: Sequence[Unknown],
+    *,
+    victims: int,
+    schedule: Schedule,
+    budget: Budget,
+) -> list[Descent]:
+    """Minimise the losses of all victims; what each gets is as if it were alone.
+
+    Adam moves every entry by itself, so victims share its steps but not its learning
+    rate: that shrinks for each on its own plateau. The loop ends once all have ended.
+
+    Args:
+        objective: Losses of shape (victims,) at the present values.
+        unknowns: What is moved; samples of all victims lead, in order.
+        victims: How many.
+        schedule: Steps and when to stop; Adam only.
+        budget: Seconds and iterations at most.
+    """
+    run = _Many(objective, unknowns, victims, schedule)
+    limit = min(schedule.iterations, budget.iterations or schedule.iterations)
+    deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
+    rest: End = "iterations"
+    try:
+        while run.done < limit:
+            run.step()
+            late = deadline is not None and time.monotonic() > deadline
+            if run.done % CHECK_EVERY and run.done < limit and not late:
+                continue
+            finished = run.check()
+            tick(run.done, limit, run.curves[0][-1][1])
+            if finished:
+                break
+            if late:
+                rest = "seconds"
+                break
+    except KeyboardInterrupt:
+        rest = "interrupted"
+    return run.results(rest)
+
+
+@dataclass(eq=False)
+class _Victim:
+    """Where one victim's run stands."""
+
+    rate: float = 1.0
+    end: End | None = None
+    iterations: int = 0
+    since_best: int = 0
+    since_shrink: int = 0
+    best_seen: float = float("inf")
+    reference: float = float("inf")
+
+    def see(self, total: float, schedule: Schedule) -> None:
+        """One more loss; ends the run or shrinks its steps where the schedule says."""
+        if self.end is not None:
+            return
+        self.iterations += 1
+        if total != total:
+            self.end = "numerical"
+            return
+        self.since_best = 0 if total < self.best_seen else self.since_best + 1
+        self.best_seen = min(total, self.best_seen)
+        gained = total < self.reference * (1 - GAIN)
+        self.since_shrink = 0 if gained else self.since_shrink + 1
+        self.reference = total if gained else self.reference
+
+    def settle(self, schedule: Schedule) -> None:
+        """After each look: has it ended, are its steps too large."""
+        if self.end is not None:
+            return
+        if self.best_seen < schedule.goal:
+            self.end = "goal"
+        elif self.since_best >= schedule.give_up:
+            self.end = "plateau"
+        elif self.since_shrink >= schedule.patience:
+            self.since_shrink = 0
+            self.rate *= schedule.shrink
+
+
+@dataclass(eq=False)
+class _Many:
+    objective: Callable[[], Objective]
+    unknowns: Sequence[Unknown]
+    victims: int
+    schedule: Schedule
+    done: int = 0
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    pictures: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.leaves = [v for u in self.unknowns for v in u.values]
+        self.optimiser = torch.optim.Adam(
+            self.leaves, lr=self.schedule.learning_rate, betas=self.schedule.betas
+        )
+        self.best = [v.detach().clone() for v in self.leaves]
+        like = self.leaves[0].detach()
+        self.best_total = like.new_full((self.victims,), float("inf"))
+        self.best_matching = like.new_full((self.victims,), float("nan"))
+        self.first = self.best_matching.clone()
+        self.states = [_Victim() for _ in range(self.victims)]
+        self.rates = like.new_ones(self.victims)
+        self.curves: list[list[tuple[int, float]]] = [[] for _ in self.states]
+
+    def step(self) -> None:
+        """One iteration: losses here, keep what is best of each, then move."""
+        losses = self.objective()
+        gradients = torch.autograd.grad(losses.total.sum(), self.leaves)
+        self._keep(losses)
+        if self.done in MILESTONES:
+            self.pictures.append((self.done, self.leaves[0].detach().clone()))
+        by_leaf = iter(gradients)
+        for unknown in self.unknowns:
+            for value in unknown.values:
+                gradient = next(by_leaf)
+                value.grad = gradient.sign() if unknown.sign else gradient
+        before = [v.detach().clone() for v in self.leaves]
+        self.optimiser.step()
+        old = iter(before)
+        with torch.no_grad():
+            for unknown in self.unknowns:
+                for value in unknown.values:
+                    start = next(old)
+                    rate = self._each(self.rates, value)
+                    moved = torch.where(rate > 0, start + rate * (value - start), start)
+                    value.copy_(unknown.project(moved))
+        self.done += 1
+
+    def _each(self, per_victim: Tensor, like: Tensor) -> Tensor:
+        """``per_victim`` spread over the samples of ``like``."""
+        spread = per_victim.repeat_interleave(len(like) // self.victims)
+        return spread.view(-1, *[1] * (like.dim() - 1))
+
+    def _keep(self, losses: Objective) -> None:
+        total, matching = losses.total.detach(), losses.matching.detach()
+        if self.done == 0:
+            self.first = matching.clone()
+        better = (total < self.best_total) & (self.rates > 0)
+        self.best_total = torch.where(better, total, self.best_total)
+        self.best_matching = torch.where(better, matching, self.best_matching)
+        for kept, value in zip(self.best, self.leaves, strict=True):
+            chosen = self._each(better, value)
+            kept.copy_(torch.where(chosen, value.detach(), kept))
+        self.pending.append((total, matching))
+
+    def check(self) -> bool:
+        """Look at the losses since the last look; True once every victim has ended."""
+        totals = torch.stack([t for t, _ in self.pending]).tolist()
+        self.pending.clear()
+        for index, state in enumerate(self.states):
+            for row in totals:
+                state.see(row[index], self.schedule)
+            state.settle(self.schedule)
+            if state.end is None or not self.curves[index]:
+                self.curves[index].append((self.done, totals[-1][index]))
+        # What has ended stands still: its best is kept, its place is not moved again.
+        rates = [0.0 if s.end is not None else s.rate for s in self.states]
+        self.rates = self.rates.new_tensor(rates)
+        return all(s.end is not None for s in self.states)
+
+    def results(self, rest: End) -> list[Descent]:
+        """How each run ended; ``rest`` for those that were still going."""
+        found = []
+        for index, state in enumerate(self.states):
+            found.append(
+                Descent(
+                    [self._own(b, index) for b in self.best],
+                    float(self.first[index]),
+                    float(self.best_matching[index]),
+                    float(self.best_total[index]),
+                    state.iterations or self.done,
+                    state.end or rest,
+                    self.curves[index],
+                    [(i, self._own(p, index)) for i, p in self.pictures],
+                )
+            )
+        return found
+
+    def _own(self, values: Tensor, index: int) -> Tensor:
+        """The part of one victim."""
+        size = len(values) // self.victims
+        return values[index * size : (index + 1) * size].clone()
