@@ -53,6 +53,19 @@ Mode = Annotated[
         "--mode", help="Modules in train mode for the step (default), or as they are"
     ),
 ]
+LocalSteps = Annotated[
+    int,
+    typer.Option("--local-steps", min=1, help="Steps before the client sends (FedAvg)"),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option("--lr", help="Learning rate, needed for more than one local step"),
+]
+Optimizer = Annotated[
+    Literal["sgd", "adamw"],
+    typer.Option("--optimizer", help="Of the client; of adamw one step"),
+]
+Momentum = Annotated[float, typer.Option("--momentum", help="Of the client's SGD")]
 Seed = Annotated[
     int, typer.Option("--seed", min=0, max=2**32 - 1, help="Of every draw of the audit")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -66,6 +67,20 @@ def number(text: str, where: str) -> float:
         return float(text)
     except ValueError:
         raise bad(where, "numbers", text) from None
+
+
+def fraction(value: float, where: str) -> float:
+    """From 0 to below 1."""
+    if not 0 <= value < 1:
+        raise bad(where, "a number from 0 to below 1", str(value))
+    return value
+
+
+def rate(value: float | None) -> float | None:
+    """A learning rate above 0, if there is one."""
+    if value is not None and not 0 < value < math.inf:
+        raise bad("--lr", "a number above 0", str(value))
+    return value
 
 
 def size(text: str | None) -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ from privaudit._scoring import Pictures
 from privaudit._session import Session
 from privaudit._shape import stated_input_shape
 from privaudit._update import Update
+from privaudit._update_client import autocast_of, steps_of
 from privaudit._update_fit import Fitted
 from privaudit._update_notes import notes_on
 from privaudit.attacks import Attack
@@ -38,7 +39,6 @@ from privaudit.result import (
 from privaudit.tape import Tape
 from privaudit.types import (
     AttackerKnowledge,
-    Autocast,
     Observation,
     Target,
 )
@@ -86,7 +86,8 @@ def attack_recorded(
         update={
             "batch_size": request.batch_size,
             "mode": mode,
-            "autocast": _autocast(update, config),
+            "autocast": autocast_of(update, config),
+            **steps_of(update, config),
         }
     )
     config = config.model_copy(update={"client": client})
@@ -94,7 +95,8 @@ def attack_recorded(
     if images is None:
         config = _blind_config(config, labels_given=labels is not None)
         shape = _shape(request, update, model)
-        others = to_range(_stand_ins(request.batch_size, shape), config.value_range)
+        count = request.batch_size * client.local_steps
+        others = to_range(_stand_ins(count, shape), config.value_range)
         session = opened(others if labels is None else (others, labels), config)
         session.config = _blind_limit(session)
         return _recorded(session, update, fitted, request).audit_blind(attacks)
@@ -232,9 +234,10 @@ def _masks(update: Update, live: Tape) -> tuple[Tape, bool]:
     """The client's tape if it is known, else one of the same calls."""
     if not live.active:
         return live, True
-    if len(update.masks) != 1:
+    own = Tape.of_steps(update.masks)
+    if len(update.masks) != update.facts.local_steps:
         return live, False
-    kinds = [[(d.path, d.kind, d.p) for d in t] for t in (update.masks[0], live)]
+    kinds = [[(d.path, d.kind, d.p) for d in t] for t in (own, live)]
     if kinds[0] != kinds[1]:
         raise ConfigError(
             "update.masks",
@@ -243,8 +246,8 @@ def _masks(update: Update, live: Tape) -> tuple[Tape, bool]:
             hint="The masks are of another model, or of another mode of it.",
         )
     device = next((d.value.device for d in live if d.value is not None), None)
-    values = [None if d.value is None else d.value.to(device) for d in update.masks[0]]
-    return update.masks[0].with_values(values), True
+    values = [None if d.value is None else d.value.to(device) for d in own]
+    return own.with_values(values), True
 
 
 def _as_update(given: Any) -> Update:
@@ -291,19 +294,6 @@ def _set_modes(model: nn.Module, update: Update, config: AuditConfig) -> Any:
     if update.facts.mode == "eval":
         model.eval()
     return "as_is"
-
-
-def _autocast(update: Update, config: AuditConfig) -> Autocast | None:
-    """What the step ran under: as recorded, or as the caller says."""
-    noted, given = update.facts.autocast, config.client.autocast
-    if noted and given and noted != given:
-        raise ConfigError(
-            "Auditor.client.autocast",
-            expected=f"{noted!r}, as in the recorded step",
-            got=repr(given),
-            hint="Leave it out: the recording says what the step ran under.",
-        )
-    return noted or given
 
 
 def _split(truth: Any) -> tuple[Any, Any]:
@@ -362,10 +352,12 @@ def _stand_ins(count: int, shape: tuple[int, int, int]) -> Tensor:
 
 def _require_truth(session: Session, request: Request, update: Update) -> None:
     count = len(session.sample.images)
-    if count != request.batch_size or session.sample.skipped:
+    wanted = request.batch_size * session.config.client.local_steps
+    if count != wanted or session.sample.skipped:
         raise ConfigError(
             "Auditor.attack_gradient(truth=)",
-            expected=f"all {request.batch_size} images of the step",
+            expected=f"all {wanted} images of the step"
+            + ("s" if wanted > request.batch_size else ""),
             got=f"{count}, and {len(session.sample.skipped)} that cannot be read",
             hint="batch_size is the number of images in the step; pass them all.",
         )

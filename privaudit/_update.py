@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from privaudit._update_file import MASK, UpdateFacts, facts_of, read, rolled
 from privaudit._update_file import save as save_file
 from privaudit._update_fit import Fitted, fits, missing_of, named_as
+from privaudit.config import Client, OptimizerName
 from privaudit.errors import ConfigError
 from privaudit.exposure import shared_parameters, unwrap
 from privaudit.tape import Tape, readable
@@ -63,20 +64,30 @@ class Update:
         after: Mapping[str, Tensor],
         *,
         lr: float | None = None,
+        local_steps: int = 1,
+        optimizer: OptimizerName = "sgd",
+        momentum: float = 0.0,
     ) -> Update:
-        """The gradient in a FedAvg update of one plain SGD step: (before - after) / lr.
+        """What a FedAvg update holds: (before - after) / lr.
 
-        No momentum, no weight decay: each of them makes another difference.
+        Of one step of SGD that is its gradient, of several about the sum of theirs.
+        No weight decay: it makes another difference. The momentum starts at zero.
 
         Args:
             before: ``state_dict`` that the server sent.
             after: ``state_dict`` that came back.
-            lr: Learning rate of the step.
+            lr: Learning rate of the step, or of all steps.
+            local_steps: How many steps were taken, each on as many images.
+            optimizer: ``sgd``, or ``adamw`` for one step of it.
+            momentum: Of SGD.
 
         Raises:
-            ConfigError: No learning rate, other names or shapes, or nothing changed.
+            ConfigError: No learning rate, other names or shapes, nothing changed, or
+                steps that cannot be repeated.
         """
         _require_lr(lr)
+        # The same rules as for a client that is simulated.
+        Client(local_steps=local_steps, lr=lr, optimizer=optimizer, momentum=momentum)
         step = float(lr or 0.0)
         _same_names(before, after)
         gradients = {
@@ -96,6 +107,9 @@ class Update:
         facts = UpdateFacts(
             source="weight difference",
             lr=step,
+            local_steps=local_steps,
+            optimizer=optimizer,
+            momentum=momentum,
             rounding=_rounding(before, after, changed),
             weights=digests(before),
         )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from privaudit import __version__
+from privaudit.config import OptimizerName
 from privaudit.errors import ConfigError
 from privaudit.tape import Draw, Tape
 
@@ -65,6 +66,12 @@ class UpdateFacts(BaseModel):
     """Backward passes that were added up."""
     lr: float | None = None
     """Of a weight difference: what it was divided by."""
+    local_steps: int = 1
+    """Of a weight difference: how many steps made it."""
+    optimizer: OptimizerName = "sgd"
+    """Of a weight difference."""
+    momentum: float = 0.0
+    """Of a weight difference by SGD."""
     rounding: float | None = None
     """Of a weight difference: relative error that the subtraction leaves, at most."""
     absent: list[str] = Field(default_factory=list)

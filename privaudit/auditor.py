@@ -194,7 +194,7 @@ class Auditor:
 
         Args:
             update: What ``step.save`` wrote, the step, an Update, or gradients by name.
-            batch_size: Images in the step.
+            batch_size: Images in the step, or in each of several local steps.
             truth: The images of the step, as for :meth:`audit`; ``(None, labels)``
                 where only the labels are known; None: labels are read off.
             image_shape: (channels, height, width), where neither the update nor the

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from privaudit._round import RoundWatch
 from privaudit._update import Update as Update
 from privaudit._update import dense, digests
 from privaudit._update_file import StepMode, UpdateFacts
@@ -31,7 +32,9 @@ _WHERE = "record_step(model)"
 
 
 @contextmanager
-def record_step(model: nn.Module, *, masks: bool = False) -> Iterator[RecordedStep]:
+def record_step(
+    model: nn.Module, *, masks: bool = False, local_steps: int = 1
+) -> Iterator[RecordedStep]:
     """Record the gradient of one training step around the user's own code.
 
     Put forward, ``loss.backward()`` and, if you like, ``optimizer.step()`` inside.
@@ -45,6 +48,8 @@ def record_step(model: nn.Module, *, masks: bool = False) -> Iterator[RecordedSt
         masks: True also records the dropout draws, for the owner's own diagnostics.
             The forward pass then runs with dropout and attention spelled out, which
             a plain recording leaves alone.
+        local_steps: Optimiser steps inside the block. Of more than one the weight
+            difference is recorded, which plain SGD makes, with momentum or without.
 
     Raises:
         ConfigError: No gradient, more than one step, a gradient left from before, or
@@ -58,7 +63,7 @@ def record_step(model: nn.Module, *, masks: bool = False) -> Iterator[RecordedSt
         step.save("update.safetensors")
     """
     step = RecordedStep()
-    watch = _Watch(model)
+    watch = _Watch(model) if local_steps == 1 else RoundWatch(model, local_steps)
     with ExitStack() as stack:
         tapes = _record_masks(stack, model) if masks else []
         watch.start(stack)
@@ -326,8 +331,8 @@ def _two_steps(what: str) -> ConfigError:
         _WHERE,
         expected="one local step",
         got=f"more than one ({what})",
-        hint="This version attacks one step: record around a single one, such as one "
-        "batch of the loop, or max_steps=1 in a trainer.",
+        hint="Record around a single one, such as one batch of the loop, or max_steps=1"
+        " in a trainer; or say how many there are with local_steps=.",
     )
 
 

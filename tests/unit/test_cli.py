@@ -92,7 +92,22 @@ def test_line_code_and_result_agree(command: Command, name: str) -> None:
     assert (gated.code, gated.line) == (code, done.line)
 
 
+def test_local_steps_reach_the_result(command: Command) -> None:
+    out = command.folder / "steps"
+    options = ("--local-steps", "2", "--lr", ".1", "--momentum", ".5")
+    done = command(*MLP, *ONLY, *options, "--out", out)
+    assert done.code == 4, done.stderr
+    client = result_of(out)["config"]["client"]
+    assert (client["local_steps"], client["lr"], client["momentum"]) == (2, 0.1, 0.5)
+    assert result_of(out)["preflight"]["loss_at_truth"] < 1e-5
+
+
 REFUSED = {
+    "steps without lr": ((*MLP, "--local-steps", "2"), 2, "Client.lr"),
+    "adamw steps": ((*MLP, "--local-steps", "2", "--lr", "1", "--optimizer", "adamw"),
+                    2, "one local step of AdamW"),
+    "rate": ((*MLP, "--lr", "0"), 2, "--lr: expected a number above 0"),
+    "momentum": ((*MLP, "--momentum", "1"), 2, "--momentum: expected a number from 0"),
     "unknown option": ((*MLP, "--no-such"), 2, "No such option"),
     "missing option": (("audit", "--images", "images"), 2, "--model"),
     "module": (("audit", "--model", "nowhere:f", "--images", "images"), 2, "nowhere"),
