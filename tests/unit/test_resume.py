@@ -277,11 +277,13 @@ def test_a_leak_that_was_found_stands_and_the_line_says_partial(
     assert result.verdict.exit_code == 1
     assert "partial: 2 of 5" in result.verdict.line
     assert result.record.positive_control is None
+    assert [c.code for c in result.verdict.causes] == ["partial"]
     loaded = AuditResult.load(result.save(tmp_path / "out"))
     assert loaded.judge(loaded.record.config.policy).line == result.verdict.line
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "partial: 2 of 5" in page
     assert "--resume FOLDER" in page
+    assert "5 images given, 2 audited before it was interrupted" in page
 
 
 def test_token_ids_are_not_resumed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from privaudit.verdict import (
     ControlEvidence,
     Evidence,
     Limit,
+    Partial,
     Policy,
     Score,
     UnrelatedPairs,
@@ -79,6 +80,7 @@ class Row:
     truth_error: float | None = None
     noise_floor: float | None = None
     skipped_inputs: int = 0
+    partial: Partial | None = None
     kind: Literal["images", "tokens"] = "images"
 
 
@@ -754,6 +756,48 @@ ROWS = [
         "image 0 by closed_form: ssim 0.1000 within",
         strength="strong",
     ),
+    Row(
+        "interrupted by hand, nothing found so far",
+        [attack(0.1, 0.2, None, state="stopped")],
+        "inconclusive",
+        3,
+        "partial: 2 of 3 images (closed_form was running) | exit 3",
+        samples=3,
+        control=None,
+        partial=Partial(attack="closed_form", done=2, total=3),
+        causes=("partial",),
+    ),
+    Row(
+        "interrupted by hand, a leak stands",
+        [attack(0.9, None, state="stopped"), attack(label="dia", state="stopped")],
+        "leaks",
+        1,
+        "beyond limit 0.5000 | interrupted by hand, partial: 1 of 2 images",
+        samples=2,
+        control=None,
+        partial=Partial(attack="closed_form", done=1, total=2),
+        causes=("partial",),
+    ),
+    Row(
+        "interrupted by hand, though every attack was through",
+        [attack(0.1)],
+        "inconclusive",
+        3,
+        "partial: 1 of 1",
+        control=None,
+        partial=Partial(attack="closed_form", done=1, total=1),
+        causes=("partial",),
+    ),
+    Row(
+        "interrupted by hand, and a control that failed before",
+        [attack(0.1, state="stopped")],
+        "inconclusive",
+        3,
+        "partial: 0 of 1",
+        control=FAILED,
+        partial=Partial(attack="closed_form", done=0, total=1),
+        causes=("partial", "positive-control-failed"),
+    ),
 ]
 
 
@@ -762,6 +806,7 @@ def test_verdict(row: Row) -> None:
     evidence = Evidence(
         samples=row.samples,
         kind=row.kind,
+        partial=row.partial,
         truth_known=row.truth,
         truth_error=row.truth_error,
         noise_floor=row.noise_floor,

@@ -71,6 +71,8 @@ def _hero(record: AuditRecord, pair: tuple[Figure, ...]) -> Hero:
 def _subject(record: AuditRecord) -> str:
     images = phrases.plural(record.verdict.samples, facts.noun(record))
     done = "given, none audited" if record.verdict.word == "not run" else "audited"
+    if record.partial is not None:
+        done = f"given, {record.partial.done} audited before it was interrupted"
     return f"{record.inventory.model.rpartition('.')[2]} · {images} {done}"
 
 
@@ -112,7 +114,8 @@ def _leak_sentence(record: AuditRecord) -> str:
     count = (
         "the image audited"
         if len(found) == 1
-        else f"{beyond} of the {len(found)} images audited"
+        else f"{beyond} of the {len(found)} images "
+        + ("audited" if record.partial is None else "given")
     )
     return (
         "From what a client shares in one training step, an attacker can rebuild "
