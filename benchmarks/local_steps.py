@@ -1,4 +1,4 @@
-"""Five local steps of four images: simulate the steps, or take the sum for one gradient.
+"""Five local steps of four images: simulate the steps, or take the sum for a gradient.
 
     python benchmarks/local_steps.py --data FOLDER --out FOLDER [--models mlp lenet]
 

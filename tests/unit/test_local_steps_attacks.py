@@ -272,7 +272,7 @@ def test_matching_uses_the_batch_statistics_of_its_own_guess() -> None:
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Flatten(),
         nn.Linear(4 * 81, 10),
     )  # fmt: skip
-    model[1].running_mean.fill_(5.0)  # type: ignore[operator, union-attr]
+    model[1].running_mean.fill_(5.0)  # type: ignore[operator]
     batch = photographs(4, 11)
     exposure = GradientExposure(USUAL)
     step = exposure.observe(model, batch, seed=0)
@@ -289,4 +289,4 @@ def test_matching_uses_the_batch_statistics_of_its_own_guess() -> None:
     )
     assert other is not None
     assert other > 1e-2
-    assert float(model[1].running_mean[0]) == 5.0  # type: ignore[index, union-attr]
+    assert float(model[1].running_mean[0]) == 5.0  # type: ignore[index]
