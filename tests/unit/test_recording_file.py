@@ -44,7 +44,7 @@ def test_a_file_holds_what_a_client_sends_and_nothing_else(file: Path) -> None:
     assert set(facts) == {
         "format", "version", "source", "model", "privaudit", "torch", "reduction",
         "mode", "autocast", "image_shape", "micro_batches", "lr", "rounding", "absent",
-        "weights", "masks",
+        "weights", "masks", "local_steps", "optimizer", "momentum",
     }  # fmt: skip
 
 
