@@ -34,7 +34,7 @@ from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
 from privaudit.exposure import GradientExposure, local_steps, shared_parameters
 from privaudit.exposure.output import input_keyword
-from privaudit.inventory import Finding, Inventory, findings
+from privaudit.inventory import Finding, Inventory, dropout_findings
 from privaudit.inventory.outside import OutsideWatch
 from privaudit.inventory.take import Evidence, take
 from privaudit.metrics import METRICS
@@ -254,8 +254,8 @@ class Session:
         self, runs: Sequence[Run], doubts: Sequence[Finding]
     ) -> Inventory:
         found = [*self.inventory.findings, *doubts]
-        if self._client_size > 1:
-            found.append(findings.batch_hides_closed_forms(self._client_size))
+        if self._client_size > 1 and not any(r.all_exact for r in runs):
+            found.append(dropout_findings.batch_hides_closed_forms(self._client_size))
         found += [_note("sample", n) for n in self.sample.notes]
         found += self.labels.findings()
         drops = [c for c in self.inventory.stochastic if c.active and c.p is not None]
@@ -265,11 +265,11 @@ class Session:
                 images = sum(len(o.images) for o in exact if o.images is not None)
                 found.insert(
                     0,
-                    findings.dropout_tells_samples_apart(
+                    dropout_findings.dropout_tells_samples_apart(
                         drops, images, len(self.sample.images)
                     )
                     if ran.attack.name == "sparse_factorization"
-                    else findings.dropout_does_not_protect(
+                    else dropout_findings.dropout_does_not_protect(
                         drops, exact[0].form, images
                     ),
                 )
