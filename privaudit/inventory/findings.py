@@ -224,6 +224,7 @@ def _layers(names: Sequence[str]) -> list[str]:
 
 
 def names_of(calls: Sequence[StochasticCall]) -> str:
+    """The first three by name, and how many more."""
     listed = [c.name for c in calls]
     return ", ".join(listed[:3]) + (
         f" and {len(listed) - 3} more" if listed[3:] else ""
