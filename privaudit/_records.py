@@ -132,6 +132,8 @@ class AttackRecord(Record):
     seconds: float = 0.0
     iterations: int = 0
     restarts: int = 0
+    path: str = ""
+    """Whether the search ran for one client or for several at once."""
     device: str = "cpu"
     seed: int = 0
     loss_start: float | None = None

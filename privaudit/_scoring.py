@@ -104,6 +104,7 @@ def _search(
     return fields | {
         "iterations": sum(s.iterations for s in searches),
         "restarts": max(s.restarts for s in searches),
+        "path": first.path,
         "optimised": first.unknowns,
         "loss_start": first.loss_start,
         "loss_final": max(s.loss_final for s in searches),

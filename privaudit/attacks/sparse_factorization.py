@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _RANK = 1e-6
 """Singular values below it, relative to the largest, are rounding of float32."""
 _ZERO_ROW = 1e-5
+_DROWNED = 0.1
+"""Noise of this share of the last sample's singular value hides it."""
 
 
 class SparseFactorization(Attack):
@@ -175,7 +177,11 @@ def _product(scene: Scene) -> _Product:
             f"a penalty on the weights (singular value {size + 1} is "
             f"{float(s[size] / s[0]):.1e} of the first)"
         )
-        return _Product(rank, left, right, reason=reason)
+        # What stands out of the noise a better attack might still take apart.
+        clear = float(s[size]) < _DROWNED * float(s[size - 1])
+        return _Product(
+            rank, left, right, state="failed" if clear else "skipped", reason=reason
+        )
     after = next_layer(scene, first)
     # Equal images have masks of their own: the next layer still sees all samples.
     partner = row_space(scene, after, rank) if rank == size else None
@@ -230,12 +236,12 @@ def _by_mixture(
 def _too_few(
     scene: Scene, product: _Product, basis: SparseBasis, *, late: bool
 ) -> Reconstruction:
-    """No zero pattern at all: no case for this attack. Some but not all: it failed."""
+    """Without dropout and zeros: no case for this attack. Else it failed."""
     path, found = scene.structure.first.path, len(basis.directions)
     if late:
         reason = f"the time was up with {found} of {product.rank} samples apart"
         return Reconstruction(None, "stopped", reason)
-    if not found:
+    if not found and scene.clean:
         reason = f"no zeros tell the samples apart in the gradient of {path}"
         return Reconstruction(None, "skipped", reason)
     reason = (

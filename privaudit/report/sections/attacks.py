@@ -177,7 +177,9 @@ def _search(attack: AttackRecord) -> str:
         return ""
     values = phrases.plural(attack.optimised, "value")
     steps = phrases.plural(attack.iterations, "iteration")
-    return f"{values} optimised, {steps}, {phrases.plural(attack.restarts, 'restart')}"
+    tries = phrases.plural(attack.restarts, "restart")
+    together = f", {attack.path}" if "at once" in attack.path else ""
+    return f"{values} optimised, {steps}, {tries}{together}"
 
 
 def _labels(attack: AttackRecord) -> str:
