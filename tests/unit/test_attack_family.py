@@ -197,14 +197,24 @@ def tiny_vit(p: float) -> Callable[[], nn.Module]:
     return lambda: ViT(p, size=16)
 
 
+@pytest.mark.slow
 def test_april_beats_inverting_gradients_in_equal_iterations() -> None:
-    target, observation, batch = victim(tiny_vit(0.0), [3], 16, known=True)
-    april = April()
-    led = April(schedule=april.schedule.model_copy(update={"iterations": 120}))
-    plain = InvertingGradients(schedule=Schedule(iterations=120))
-    found = attack(led, target, observation)
-    assert ssim(found, batch) > ssim(attack(plain, target, observation), batch)
-    assert ssim(found, batch) > 0.8
+    """Not at first: where total variation holds the other back."""
+    few = {"iterations": 600, "patience": 40}
+    errors = []
+    for plugin in (InvertingGradients(), April()):
+        target, observation, batch = victim(
+            lambda: small_vit(p=0.0, p_embed=0.0), [3], 16, known=True
+        )
+        schedule = plugin.schedule.model_copy(update=few)
+        found = attack(
+            plugin.model_copy(update={"schedule": schedule}), target, observation
+        )
+        assert found.search is not None
+        assert found.search.iterations <= 600
+        errors.append(error(found, batch))
+    assert errors[1] < 0.5 * errors[0]
+    assert errors[1] < 2e-4
 
 
 @pytest.mark.slow
@@ -217,7 +227,7 @@ def test_dropout_stops_the_base_attacks_and_not_their_inversion() -> None:
                        observation)  # fmt: skip
         assert ssim(blind, batch) <= 0.1
         masks = DropoutInversion(base=base.name, schedule=schedule)
-        assert ssim(attack(masks, target, observation), batch) > 0.3
+        assert ssim(attack(masks, target, observation), batch) > 0.7
 
 
 def test_without_dropout_the_inversion_of_april_is_april() -> None:
