@@ -37,6 +37,48 @@ def test_it_finds_the_minimum_and_stops_at_the_goal() -> None:
     assert found.loss_best < 1e-6
 
 
+def curved(x: Tensor) -> Objective:
+    """Ill conditioned: Adam would need hundreds of iterations."""
+    loss = ((x - 3).square() * torch.tensor([1.0, 500.0])).sum()
+    return Objective(loss, loss)
+
+
+def test_lbfgs_is_a_setting_of_the_schedule() -> None:
+    x = torch.zeros(2, requires_grad=True)
+    found = minimise(
+        lambda: curved(x),
+        [Unknown([x], lambda v: v)],
+        schedule=Schedule(optimiser="lbfgs", learning_rate=1.0, goal=1e-9),
+        budget=Budget(),
+    )
+    assert found.end == "goal"
+    assert found.iterations <= 10
+    assert found.best[0].tolist() == pytest.approx([3, 3], abs=1e-3)
+    assert found.loss_start == pytest.approx(9 + 9 * 500)
+
+
+def test_lbfgs_keeps_the_best_of_all_its_evaluations_and_counts_iterations() -> None:
+    losses: list[float] = []
+    x = torch.zeros(2, requires_grad=True)
+
+    def objective() -> Objective:
+        loss = curved(x)
+        losses.append(float(loss.total.detach()))
+        return loss
+
+    found = minimise(
+        objective,
+        [Unknown([x], lambda v: v)],
+        schedule=Schedule(optimiser="lbfgs", learning_rate=1.3, evaluations=7, goal=-1),
+        budget=Budget(iterations=2),
+    )
+    assert found.iterations == 2
+    assert len(losses) == 14
+    assert found.total_best == min(losses)
+    assert float(curved(found.best[0]).total) == min(losses)
+    assert found.loss_start == losses[0]
+
+
 def test_the_best_iterate_is_returned_not_the_last() -> None:
     losses = iter([5.0, 1.0, 4.0, 3.0])
     x = torch.zeros(1, requires_grad=True)
