@@ -192,8 +192,14 @@ def test_after_an_attack_that_breaks(
     model = build()
     before = snapshot(model)
     monkeypatch.setattr(ClosedForm, "run", run)
-    with pytest.raises(error):
-        Auditor(model, **QUICK).audit((IMAGES, LABELS))
+    if error is KeyboardInterrupt:
+        # Ctrl-C ends the attacks; what was done until then is judged and kept.
+        result = Auditor(model, **QUICK).audit((IMAGES, LABELS))
+        assert result.verdict.word == "inconclusive"
+        assert "partial" in {c.code for c in result.verdict.causes}
+    else:
+        with pytest.raises(error):
+            Auditor(model, **QUICK).audit((IMAGES, LABELS))
     assert snapshot(model) == before
 
 
@@ -239,9 +245,13 @@ def test_ctrl_c_in_any_forward_pass() -> None:
     passes = seen[0]
     assert passes > 3
     for stop_at[0] in {1, 2, passes // 2, passes}:
-        seen[0] = 0
-        with pytest.raises(KeyboardInterrupt):
-            Auditor(model, **QUICK).audit((IMAGES, LABELS))
+        seen[0], ended = 0, False
+        try:
+            result = Auditor(model, **QUICK).audit((IMAGES, LABELS))
+            ended = "partial" in {c.code for c in result.verdict.causes}
+        except KeyboardInterrupt:
+            ended = True
+        assert ended
         assert snapshot(model) == before
 
 

@@ -251,11 +251,8 @@ def test_untouched_when_the_audit_breaks_off(
     before = snapshot(model)
     monkeypatch.setattr(ClosedForm, "run", run)
     auditor = Auditor(model, attacks=["closed_form"], budget=SHORT)
-    if error is KeyboardInterrupt:
-        with pytest.raises(KeyboardInterrupt):
-            auditor.audit(images(size))
-    else:
-        assert auditor.audit(images(size)).verdict.word == "inconclusive"
+    # Ctrl-C ends the attacks; what was done until then is judged and kept.
+    assert auditor.audit(images(size)).verdict.word == "inconclusive"
     assert snapshot(model) == before
 
 
