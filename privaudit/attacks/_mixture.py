@@ -16,6 +16,7 @@ from torch import Tensor
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._row_scale import images_of
 from privaudit.attacks._scene import Scene
+from privaudit.attacks._unfold import on_model
 from privaudit.exposure import relative_error
 from privaudit.exposure.predict import GradientGuess, observed_as, predict
 from privaudit.types import Batch
@@ -87,7 +88,7 @@ class _Problem:
     def error(self, images: Tensor) -> float:
         """Relative error of the recomputed gradient."""
         target = self._scene.target
-        batch = Batch(images.float(), self._scene.labels)
+        batch = Batch(on_model(self._scene, images), self._scene.labels)
         guess = target.exposure.gradient(target.model, batch)
         return relative_error(guess, self._scene.observation.gradients)
 
@@ -124,7 +125,7 @@ class _Problem:
         self, mixing: Tensor, observed: list[GradientGuess], *, factor: bool
     ) -> Tensor:
         target, scene = self._scene.target, self._scene
-        batch = Batch(self.images(mixing).float(), scene.labels)
+        batch = Batch(on_model(scene, self.images(mixing)), scene.labels)
         guess = predict(target.exposure, target.model, batch, None, factor=factor)
         if not factor:
             parts = [

@@ -86,7 +86,8 @@ def images_of(scene: Scene, rows: Tensor) -> Tensor:
     """The images whose first-layer inputs are ``rows`` (batch, in)."""
     first, inputs = scene.structure.first, scene.structure.inputs
     shape = (1, *first.input.shape[1:])
-    return torch.cat([inputs.invert(row.view(shape)) for row in rows]).double()
+    found = [inputs.invert(row.view(shape)).cpu() for row in rows]
+    return torch.cat(found).double()
 
 
 def _lines(scene: Scene, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from privaudit.attacks._row_scale import images_of
 from privaudit.attacks._scene import Scene
-from privaudit.attacks._unfold import Unfolded, classifier_columns, still
+from privaudit.attacks._unfold import Unfolded, classifier_columns, on_model, still
 from privaudit.exposure.predict import observed_as, predict
 from privaudit.types import Batch
 
@@ -30,19 +31,18 @@ def scale_by_probabilities(scene: Scene, images: Tensor, found: Unfolded) -> Ten
     if found.labels is None or found.labels.is_floating_point():
         return images
     exposure, model = scene.target.exposure, scene.target.model
-    zero = scene.structure.inputs.invert(
-        torch.zeros_like(scene.structure.first.input[:1])
-    )
+    zero = images_of(scene, torch.zeros_like(scene.structure.first.input[:1]))
     tape = found.tape
     if tape is None:
         tape = scene.structure.tape.with_values(still(scene.structure.tape))
     for _ in range(_SLOPES):
         delta = classifier_columns(scene, images, [d.value for d in tape])
-        logits = exposure.replay(model, Batch(images.float(), found.labels), tape)
+        batch = Batch(on_model(scene, images), found.labels)
+        logits = exposure.replay(model, batch, tape)
         if delta is None or logits is None:
             return images
         factor = [
-            _slope(delta[:, i], logits[i].double(), int(found.labels[i]))
+            _slope(delta[:, i].cpu(), logits[i].double().cpu(), int(found.labels[i]))
             for i in range(len(images))
         ]
         images = zero + torch.stack(factor).view(-1, 1, 1, 1) * (images - zero)
@@ -72,8 +72,8 @@ def match_scales(scene: Scene, images: Tensor, found: Unfolded) -> Tensor:
             are right.
         found: Those.
     """
-    inputs, target = scene.structure.inputs, scene.target
-    zero = inputs.invert(torch.zeros_like(scene.structure.first.input[:1])).double()
+    target = scene.target
+    zero = images_of(scene, torch.zeros_like(scene.structure.first.input[:1]))
     labels = scene.labels if found.labels is None else found.labels
     shift = torch.zeros(len(images), dtype=torch.double, requires_grad=True)
     start, observed = images, None
@@ -82,7 +82,7 @@ def match_scales(scene: Scene, images: Tensor, found: Unfolded) -> Tensor:
     def error() -> Tensor:
         nonlocal observed, best, kept
         moved = zero + (1 + shift).view(-1, 1, 1, 1) * (start - zero)
-        batch = Batch(moved.float(), labels)
+        batch = Batch(on_model(scene, moved), labels)
         guess = predict(target.exposure, target.model, batch, found.tape)
         if observed is None:
             observed = observed_as(guess, scene.observation.gradients)

@@ -89,6 +89,11 @@ def unfold(scene: Scene, images: Tensor) -> Unfolded:
     return Unfolded(tape, labels)
 
 
+def on_model(scene: Scene, images: Tensor) -> Tensor:
+    """Images as the model takes them: the algebra here is float64 on the CPU."""
+    return images.float().to(next(scene.target.model.parameters()).device)
+
+
 def still(tape: Tape) -> list[Tensor | None]:
     """Values that leave everything as it is: masks keep all, noise is zero."""
     return [
@@ -107,7 +112,7 @@ def inputs_of(
     tape = structure.tape.with_values(values) if len(structure.tape) else None
     if scene.target.exposure.local is not None:
         tape = None  # of all steps; this is one pass, in which nothing is dropped
-    batch = Batch(images.float(), _some_labels(scene, len(images)))
+    batch = Batch(on_model(scene, images), _some_labels(scene, len(images)))
     with suppress(StopTrace):
         scene.target.exposure.trace(scene.target.model, batch, tracer, tape=tape)
     return tracer.ops[place].input.detach().double().reshape(len(images), -1)
@@ -248,7 +253,7 @@ def _soft_labels(
 
     known, tape = scene.labels, scene.structure.tape.with_values(values)
     exposure, model = scene.target.exposure, scene.target.model
-    logits = exposure.replay(model, Batch(images.float(), known), tape)
+    logits = exposure.replay(model, Batch(on_model(scene, images), known), tape)
     if known is None or logits is None:
         return None
     away = logits.double().softmax(-1)[:, None] - known.double()[None]

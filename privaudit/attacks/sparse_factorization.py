@@ -17,7 +17,7 @@ from privaudit.attacks._row_scale import images_of, scale_rows
 from privaudit.attacks._scale_match import match_scales, scale_by_probabilities
 from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks._sparse import SparseBasis, sparse_basis
-from privaudit.attacks._unfold import Unfolded, unfold
+from privaudit.attacks._unfold import Unfolded, on_model, unfold
 from privaudit.attacks.base import Attack
 from privaudit.exposure import relative_error
 from privaudit.tape import Op
@@ -224,7 +224,7 @@ def _by_mixture(
     if not exact:
         reason += f"; the recomputed gradient is off by {residual:.1e}"
     return Reconstruction(
-        images.float().clamp(0, 1),
+        on_model(scene, images).clamp(0, 1),
         "exact" if exact else "stopped" if late else "plateau",
         reason,
         form="mixture of the row space",
@@ -300,7 +300,7 @@ def _residual(scene: Scene, images: Tensor, found: Unfolded) -> float | None:
     if found.reason or (found.tape is None and not scene.clean):
         return None
     labels = scene.labels if found.labels is None else found.labels
-    batch = Batch(images.float(), labels)
+    batch = Batch(on_model(scene, images), labels)
     exposure, model = scene.target.exposure, scene.target.model
     guess = exposure.gradient(model, batch, tape=found.tape)
     return relative_error(guess, scene.observation.gradients)
@@ -332,7 +332,7 @@ def _report(
             f"{len(images)}: equal images appear once and are repeated"
         )
     return Reconstruction(
-        images.float().clamp(0, 1),
+        on_model(scene, images).clamp(0, 1),
         "exact" if exact else "plateau",
         reason,
         form="sparse factorisation",
