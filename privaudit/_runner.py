@@ -138,6 +138,7 @@ def run(
     """
     started, spent = time.monotonic(), clock.spent
     outcomes: list[Reconstruction] = []
+    broke: tuple[str, ...] = ()
     size = _together(attack, target, len(clients)) if clock.kept is None else 1
     while len(outcomes) < len(clients):
         number = len(outcomes)
@@ -159,12 +160,14 @@ def run(
                 found = _some(
                     attack, target, held, labels_known, share=share, seed=seed + number
                 )
+            except _BrokeTogetherError as error:
+                found, broke = None, (f"clients together broke: {error}",)
             except KeyboardInterrupt:
                 found = [Reconstruction(None, "stopped", INTERRUPTED)] * len(group)
         if found is None:
             size = 1
             continue
-        outcomes += found
+        outcomes += [replace(o, notes=(*o.notes, *broke)) for o in found]
         if any(o.reason == INTERRUPTED for o in found):
             clock.cancel()
         elif share is not None and len(found) == 1:
@@ -173,6 +176,10 @@ def run(
             clock.keep(attack, number, done)
     seconds = time.monotonic() - started + clock.spent - spent
     return Run(attack, outcomes, seconds)
+
+
+class _BrokeTogetherError(Exception):
+    """Clients at once broke something: they go one at a time, and it is noted."""
 
 
 def _together(attack: Attack, target: Target, clients: int) -> int:
@@ -216,8 +223,9 @@ def _some(
             _checked(_converged(attack, o, target, c), target, c)
             for o, c in zip(found, clients, strict=True)
         ]
-    except Exception:  # noqa: BLE001  what breaks for one must not stop the others
-        return None
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise _BrokeTogetherError(f"{type(error).__name__}: {first}") from error
 
 
 def _aimed(

@@ -181,6 +181,29 @@ def test_clients_together_end_as_they_do_alone(
         assert float((many.images - one.images).abs().mean()) < 0.02
 
 
+def test_what_breaks_together_is_noted_and_done_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise MemoryError("too many")
+
+    monkeypatch.setattr(InvertingGradients, "run_many", broken)
+    model, images = mlp(0.25, channels=3, size=16), shipped_images(2, (3, 16, 16))
+    clients = []
+    for v in range(2):
+        batch = Batch(images[v : v + 1], torch.tensor([v]))
+        step = EXPOSURE.observe(model, batch, seed=v)
+        clients.append(Client(batch, step, range(v, v + 1)))
+    short = InvertingGradients(schedule=Schedule(iterations=5))
+    ran = run(
+        short, Target(model, EXPOSURE, AttackerKnowledge()), clients,
+        labels_known=True, clock=Clock(Budget()), seed=0,
+    )  # fmt: skip
+    for one in ran.outcomes:
+        assert one.images is not None
+        assert "clients together broke: MemoryError: too many" in one.notes
+
+
 def test_one_that_breaks_ends_alone() -> None:
     """A loss that is not a number for one victim leaves the others their best."""
     start = torch.full((3, 2), 4.0, requires_grad=True)
