@@ -69,6 +69,9 @@ def dia(
     worst_case: Annotated[
         bool, typer.Option(help="Also climb the ladder of an audit on each victim")
     ] = True,
+    only_worst_case: Annotated[
+        bool, typer.Option("--only-worst-case", help="Climb the ladder and no more")
+    ] = False,
     merge: Annotated[
         list[Path] | None,
         typer.Option("--merge", help="Take over finished victims of another --out"),
@@ -86,6 +89,11 @@ def dia(
     from privaudit.study.dia_paper import Wanted
     from privaudit.study.reproduce_dia import Reproduction, Task
 
+    if only_worst_case and not worst_case:
+        from privaudit._options import bad
+
+        expected = "one of the two"
+        raise bad("--only-worst-case", expected, "it and --no-worst-case")
     wanted = Wanted(
         tables=_some(table),
         models=_some(model),
@@ -94,7 +102,9 @@ def dia(
         batches=_some(batch),
         attacks=_some([a.lower() for a in attack or []]),
     )
-    task = Task(wanted.rows(), data, victims, iterations, worst_case)
+    task = Task(
+        wanted.rows(), data, victims, iterations, worst_case, not only_worst_case
+    )
     store = Store(out, say)
     for other in merge or []:
         say(f"{store.merge(_existing(other))} cells taken over from {other}")

@@ -202,7 +202,10 @@ def _worst(row: RowResult) -> str:
     if row.worst is None:
         return NOT_RUN
     by = ", ".join(f"{name} {n}" for name, n in row.worst.attacks.items())
-    return f"{row.worst.ssim.mean:.3f} ({by})"
+    wide = row.worst.ssim_range_2
+    also = f", range 2: {wide.mean:.3f}" if wide else ""
+    spent = f"{row.worst.seconds / row.worst.victims:,.1f} s a victim"
+    return f"{row.worst.ssim.mean:.3f}{also} ({by}; {spent})"
 
 
 def _number(value: float, metric: str) -> str:

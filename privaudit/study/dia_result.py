@@ -34,9 +34,13 @@ class WorstCase(_Record):
     """The best reconstruction of each victim by any attack that a real one has."""
 
     ssim: Stat
+    ssim_range_2: Stat | None = None
+    """Of the same images, as the paper measures it."""
     attacks: dict[str, int]
     """Which attack gave it, for how many victims."""
     victims: int
+    seconds: float = 0.0
+    """Of these attacks, wall clock, over all victims; weaker rungs not counted."""
 
 
 class RowResult(_Record):
@@ -75,6 +79,8 @@ class DiaResult(_Record):
     iterations: int | None
     """A cap below the attacks' own; None: the paper's schedule."""
     interrupted: bool
+    only_worst_case: bool = False
+    """True: the lines' own attacks were not asked for."""
     rows: list[RowResult]
     code_states: int
     """How many states of the source the units were made by."""
@@ -84,6 +90,10 @@ class DiaResult(_Record):
     def units(self) -> tuple[int, int]:
         """Done, and asked for, over all lines that can be run here."""
         rows = [r for r in self.rows if not r.paper.missing]
+        if self.only_worst_case:
+            cases = {r.paper.case: r for r in rows}.values()
+            climbed = sum(r.worst.victims for r in cases if r.worst)
+            return climbed, sum(r.victims for r in cases)
         return sum(r.done for r in rows), sum(r.victims for r in rows)
 
     @property
@@ -135,11 +145,17 @@ def worst_case(by_victim: Iterable[Mapping[str, Cell]]) -> WorstCase | None:
         by_victim: Per victim its finished units by attack, diagnostic ones left out.
     """
     best = [b for cells in by_victim if (b := _strongest(cells)) is not None]
-    ssim = stat([value for _, values in best for value in values])
+    cells = [cell for _, cell in best]
+    ssim = stat(_values(cells, "ssim"))
     if ssim is None:
         return None
-    attacks = dict(Counter(name for name, _ in best))
-    return WorstCase(ssim=ssim, attacks=attacks, victims=len(best))
+    return WorstCase(
+        ssim=ssim,
+        ssim_range_2=stat(_values(cells, "ssim_range_2")),
+        attacks=dict(Counter(name for name, _ in best)),
+        victims=len(best),
+        seconds=math.fsum(_number(c.values["seconds"]) for c in cells),
+    )
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:
@@ -152,16 +168,14 @@ def stat(values: Iterable[float | None]) -> Stat | None:
     return Stat(mean=mean, std=spread, count=len(known))
 
 
-def _strongest(cells: Mapping[str, Cell]) -> tuple[str, list[float]] | None:
+def _strongest(cells: Mapping[str, Cell]) -> tuple[str, Cell] | None:
     """The attack with the best mean SSIM over one victim's images."""
-    scored = [
-        (name, [v for v in _values([cell], "ssim") if v is not None])
-        for name, cell in cells.items()
-    ]
-    whole = [(name, values) for name, values in scored if values]
-    if not whole:
+    means = {name: stat(_values([cell], "ssim")) for name, cell in cells.items()}
+    scored = {name: found.mean for name, found in means.items() if found}
+    if not scored:
         return None
-    return max(whole, key=lambda one: math.fsum(one[1]) / len(one[1]))
+    name = max(scored, key=scored.__getitem__)
+    return name, cells[name]
 
 
 def _values(cells: Iterable[Cell], metric: str) -> list[float | None]:

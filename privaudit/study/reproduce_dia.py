@@ -56,6 +56,7 @@ class Task:
         victims: Per line; fewer where the file holds fewer.
         iterations: Cap of every search; None: the paper's.
         ladder: Whether the audit's worst case is run as well.
+        lines: Whether the lines' own attacks are run; else only the worst case.
     """
 
     rows: Sequence[PaperRow]
@@ -63,6 +64,7 @@ class Task:
     victims: int = 4
     iterations: int | None = None
     ladder: bool = True
+    lines: bool = True
 
 
 @dataclass
@@ -105,6 +107,7 @@ class Reproduction:
             victims=self.task.victims,
             iterations=self.task.iterations,
             interrupted=self.interrupted,
+            only_worst_case=not self.task.lines,
             rows=[self._row(row) for row in self.task.rows],
             code_states=len({str(c.values["code"]) for c in cells}),
             notes=NOTES,
@@ -189,7 +192,7 @@ class Reproduction:
 
     def _row_attacks(self, case: Case) -> list[Attack]:
         """What the lines of one case need, each once."""
-        rows = [r for r in self.task.rows if r.case == case]
+        rows = [r for r in self.task.rows if r.case == case and self.task.lines]
         built = [a for r in rows if (a := r.build()) is not None]
         return list({_label(a): a for a in built}.values())
 
