@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from privaudit.config import Budget as Budget
     from privaudit.config import Client as Client
     from privaudit.config import Knowledge as Knowledge
+    from privaudit.config import Split as Split
     from privaudit.recording import record_step as record_step
     from privaudit.result import AuditResult as AuditResult
     from privaudit.verdict import Policy as Policy
@@ -25,6 +26,7 @@ _PUBLIC = {
     "Client": "privaudit.config",
     "Knowledge": "privaudit.config",
     "Policy": "privaudit.verdict",
+    "Split": "privaudit.config",
     "record_step": "privaudit.recording",
 }
 

@@ -97,6 +97,30 @@ def require_one_step(where: str, steps: int) -> None:
         )
 
 
+FeatureKind = Literal["tokens", "nchw", "nhwc", "vector"]
+
+
+class Split(BaseModel):
+    """Where a model is cut in two: the device sends what comes out there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """Dotted path of a module, such as ``blocks.6``; ``l#1`` is the second call of
+    ``l``; for torchvision and timm also a node of the traced graph."""
+    select: int | str | None = None
+    """Which element of a tuple or dict is sent; None: the main tensor, as recorded."""
+    layout: FeatureKind | None = None
+    """``tokens`` (B, N, C), ``nchw``, ``nhwc`` or ``vector`` (B, C); None: found."""
+    prefix_tokens: int | None = Field(default=None, ge=0)
+    """Class, register and distillation tokens before the patches; None: found."""
+    grid: tuple[int, int] | None = None
+    """Patches as (rows, columns); None: found."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+
+
 class Knowledge(BaseModel):
     """What the attacker knows beside the model, its loss and the gradient."""
 

@@ -17,7 +17,8 @@ from privaudit.verdict import AttackState as AttackState
 
 if TYPE_CHECKING:
     from privaudit._pixels import Normalisation
-    from privaudit.exposure import GradientExposure
+    from privaudit.config import FeatureKind
+    from privaudit.exposure import FeatureExposure, GradientExposure
     from privaudit.tape import Tape
 
 
@@ -138,6 +139,63 @@ class Target:
     model: nn.Module
     exposure: GradientExposure
     knowledge: AttackerKnowledge
+    memory: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """Which axis of captured features is what.
+
+    Attributes:
+        kind: ``tokens`` (B, N, C), ``nchw``, ``nhwc``, or ``vector`` (B, C).
+        prefix_tokens: Tokens before the patches: class, registers, distillation.
+        grid: (rows, columns) of patches or of the map; None for vectors, and where
+            tokens are no grid.
+        source: What this was read from, for the report.
+        certain: False where only a guess by shape spoke for it.
+    """
+
+    kind: FeatureKind
+    prefix_tokens: int = 0
+    grid: tuple[int, int] | None = None
+    source: str = ""
+    certain: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureObservation:
+    """What the server sees of one request in split inference.
+
+    Attributes:
+        features: (batch, …) as they left the device, float.
+        image_shape: (channels, height, width) that the model takes.
+    """
+
+    features: Tensor
+    image_shape: tuple[int, int, int]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureTarget:
+    """Whom an attack on features is against. Holds nothing private.
+
+    Attributes:
+        model: The whole model; the exposure knows where it is cut.
+        exposure: Makes the features of any guess, with their graph.
+        public: (count, channels, height, width) in [0, 1]: images of the attacker's
+            own, of the same kind as the private ones; None: it has none.
+        priors: What the user handed over by name, such as a trained inverse network.
+        memory: What attacks found out about the model, shared within one audit; also
+            the best images so far under ``start``, for the next rung.
+    """
+
+    model: nn.Module
+    exposure: FeatureExposure
+    public: Tensor | None = None
+    priors: Mapping[str, object] = field(default_factory=dict)
     memory: dict[str, object] = field(default_factory=dict)
 
 

@@ -1,6 +1,7 @@
 """3 observation → reconstruction. One file and one line here per attack."""
 
 from privaudit._plugin import collect
+from privaudit.attacks._feature_base import FeatureAttack as FeatureAttack
 from privaudit.attacks._token_base import TokenAttack as TokenAttack
 from privaudit.attacks.april import April as April
 from privaudit.attacks.base import Attack as Attack
@@ -20,3 +21,4 @@ from privaudit.attacks.well_informed import WellInformed as WellInformed
 
 ATTACKS = collect(Attack, globals())  # type: ignore[type-abstract]
 TOKEN_ATTACKS = collect(TokenAttack, globals())  # type: ignore[type-abstract]
+FEATURE_ATTACKS = collect(FeatureAttack, globals())  # type: ignore[type-abstract]

@@ -1,7 +1,9 @@
-"""2 what the attacker sees: the gradient of a client's step."""
+"""2 what the attacker sees: a gradient, or the features at a cut."""
 
 from privaudit.exposure.conditions import audit_conditions as audit_conditions
 from privaudit.exposure.conditions import changes as changes
+from privaudit.exposure.cut import Cut as Cut
+from privaudit.exposure.features import FeatureExposure as FeatureExposure
 from privaudit.exposure.gradient import ClientStep as ClientStep
 from privaudit.exposure.gradient import GradientExposure as GradientExposure
 from privaudit.exposure.local_steps import LocalSteps as LocalSteps

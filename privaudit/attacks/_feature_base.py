@@ -1,0 +1,64 @@
+"""What an attack on features is: features in, images out, the truth never seen."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from privaudit._plugin import Plugin
+from privaudit.config import Budget
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction
+
+
+class FeatureAttack(Plugin):
+    """Base of all attacks on what a cut model sends."""
+
+    title: ClassVar[str]
+    """For readers of the report."""
+    source: ClassVar[str]
+    """Paper, as "Surname year"."""
+    required: ClassVar[bool] = True
+    """True when a verdict of "no leak found" needs it wherever it applies."""
+    diagnostic: ClassVar[bool] = False
+    """True when it is given what a real attacker lacks; it then never decides."""
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> FeatureAttack:
+        """An instance that contract tests can run in a second."""
+
+    @abstractmethod
+    def run(
+        self,
+        target: FeatureTarget,
+        observation: FeatureObservation,
+        *,
+        budget: Budget,
+        generator: torch.Generator,
+    ) -> Reconstruction:
+        """Reconstruct the images that the device looked at.
+
+        All images of the observation are searched together; what one gets does not
+        depend on the others.
+
+        Args:
+            target: Model, cut and what the attacker has; never the truth.
+            observation: What the device sent.
+            budget: Seconds, iterations, restarts still to be spent.
+            generator: Source of all randomness, on the CPU.
+        """
+
+    def loss_at(
+        self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
+    ) -> float | None:
+        """The matching loss at known images: how the audit checks the search itself.
+
+        Called with the truth, after the attack has ended. None for attacks that do
+        not minimise a matching loss.
+        """
+        return None

@@ -1,0 +1,54 @@
+"""The split exposure: a server sees what a device sends from inside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from privaudit._pixels import Normalisation
+from privaudit.exposure import output
+from privaudit.exposure.cut import Cut
+from privaudit.types import Batch, FeatureLayout, FeatureObservation
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureExposure:
+    """Makes the features of any images, and finishes the forward pass from them.
+
+    The model runs in the mode that it is in: whoever opens an audit puts it into eval.
+
+    Attributes:
+        normalisation: From [0, 1] pixels to what the model takes.
+        cut: Where the model is cut.
+        layout: Which axis of the features is what.
+        keyword: Name of the input for models that take it by keyword only.
+    """
+
+    normalisation: Normalisation
+    cut: Cut
+    layout: FeatureLayout
+    keyword: str | None = None
+
+    def observe(self, model: nn.Module, batch: Batch) -> FeatureObservation:
+        """What the device sends for ``batch``."""
+        with torch.no_grad():
+            sent = self.predict(model, batch.images)
+        return FeatureObservation(sent.detach().float().clone(), batch.shape)
+
+    def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+        """The features of a guess, with their graph.
+
+        Args:
+            model: The whole model.
+            images: (batch, channels, height, width), [0, 1] being black to white;
+                values outside are taken as they are.
+        """
+        return self.cut.capture(model, lambda: self._forward(model, images))
+
+    def _forward(self, model: nn.Module, images: Tensor) -> Any:
+        inputs = self.normalisation.apply(images)
+        inputs = inputs.clone() if inputs is images else inputs
+        return output.call(model, inputs, self.keyword)
