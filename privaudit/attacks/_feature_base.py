@@ -40,7 +40,7 @@ class FeatureAttack(Plugin):
         *,
         budget: Budget,
         generator: torch.Generator,
-    ) -> Reconstruction:
+    ) -> list[Reconstruction]:
         """Reconstruct the images that the device looked at.
 
         All images of the observation are searched together; what one gets does not
@@ -51,12 +51,16 @@ class FeatureAttack(Plugin):
             observation: What the device sent.
             budget: Seconds, iterations, restarts still to be spent.
             generator: Source of all randomness, on the CPU.
+
+        Returns:
+            One an image, in order, each with images of shape (1, C, H, W) and a state
+            and a search of its own: one that got stuck must not hide in a mean.
         """
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
-    ) -> float | None:
-        """The matching loss at known images: how the audit checks the search itself.
+    ) -> list[float] | None:
+        """The matching loss at known images, one each: how the audit checks a search.
 
         Called with the truth, after the attack has ended. None for attacks that do
         not minimise a matching loss.
