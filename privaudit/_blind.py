@@ -42,7 +42,7 @@ _NO_TRUTH = "the images of the step were not given"
 class Trial:
     """One attack without the truth, and what its recomputed gradient says."""
 
-    run: Run
+    run: Run[Attack]
     match: Score
 
 

@@ -191,7 +191,7 @@ class RecordedSession(Session):
         return found.model_copy(update={"data_digest": self.update.digest()})
 
     def _with_findings(
-        self, runs: Sequence[Run], doubts: Sequence[Finding]
+        self, runs: Sequence[Run[Attack]], doubts: Sequence[Finding]
     ) -> Inventory:
         found = super()._with_findings(runs, doubts)
         own = notes_on(self.update, self.left_out, known=self.first.masks_known)

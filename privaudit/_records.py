@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from privaudit.config import AuditConfig
+from privaudit.config import AuditConfig, FeatureKind
 from privaudit.inventory.records import Inventory
 from privaudit.verdict import (
     AttackEvidence,
@@ -196,6 +196,29 @@ class PositiveControl(Record):
     detail: str
 
 
+class SplitRecord(Record):
+    """Where the model was cut, and what leaves the device there."""
+
+    name: str
+    """As the user wrote it."""
+    place: str
+    """Module, call and element that the name stands for."""
+    shape: list[int]
+    """Of the features of one image."""
+    bytes_per_image: int
+    """As sent, in the type that the model computes them in."""
+    layout: FeatureKind
+    layout_source: str
+    """What the layout was read from."""
+    layout_certain: bool
+    prefix_tokens: int
+    grid: tuple[int, int] | None
+    client_flops: int | None = None
+    """Floating-point operations on the device, one image; None: not counted."""
+    complete: bool | None = None
+    """True: the rest of the model needs nothing but these features; None: unknown."""
+
+
 class LadderStep(Record):
     """What a score looks like, on the user's own image."""
 
@@ -246,6 +269,10 @@ class AuditRecord(Record):
     preflight: Preflight
     kind: Kind = "images"
     """What the samples are."""
+    exposure: Literal["gradient", "features"] = "gradient"
+    """What the attacker saw."""
+    split: SplitRecord | None = None
+    """Where the model was cut; None for gradients."""
     metrics_off: dict[str, str] = Field(default_factory=dict)
     """Metrics that do not apply to such samples, with the reason: off, not 0."""
     samples: list[SampleRecord]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +15,14 @@ from privaudit._align import assignment
 from privaudit._clock import Clock as Clock
 from privaudit._kept import Finished
 from privaudit._progress import labelled
-from privaudit.attacks import Attack
+from privaudit.attacks import Attack, FeatureAttack
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
-from privaudit.exposure import ClientStep, relative_error, shared_parameters
+from privaudit.exposure import relative_error, shared_parameters
+from privaudit.session.clients import AnyClient as AnyClient
+from privaudit.session.clients import Client as Client
+from privaudit.session.clients import Subject as Subject
+from privaudit.session.clients import WaitingClient as WaitingClient
 from privaudit.types import AttackerKnowledge, Batch, Reconstruction, Target
 from privaudit.verdict import AttackState, above_noise
 
@@ -38,63 +43,17 @@ MANY = 64
 MANY_BYTES = 2**28
 """Clients that are attacked at once, and bytes of gradient that they may have."""
 
-_SEVERITY: tuple[AttackState, ...] = (
+STATES: tuple[AttackState, ...] = (
     "failed", "stopped", "plateau", "converged", "exact", "skipped",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One client: what it holds, what it sent, and its place among the images.
-
-    Attributes:
-        masks_known: False for a gradient that was recorded without them: the tape of
-            its step then only shows which calls draw.
-        noise_floor: Relative rounding of its gradient; 0 in full precision.
-    """
-
-    batch: Batch
-    step: ClientStep
-    rows: range
-    masks_known: bool = True
-    noise_floor: float = 0.0
-
-    def held(self) -> Client:
-        """Itself: the step is there."""
-        return self
+AnyAttack = TypeVar("AnyAttack", Attack, FeatureAttack)
 
 
 @dataclass(frozen=True, eq=False)
-class WaitingClient:
-    """A client whose step is made when it is looked at, the same each time.
-
-    The gradients of many clients of a large model do not fit into memory together.
-    """
-
-    batch: Batch
-    make: Callable[[], ClientStep]
-    rows: range
-    masks_known: bool = True
-    noise_floor: float = 0.0
-
-    @property
-    def step(self) -> ClientStep:
-        """Made anew at every look."""
-        return self.make()
-
-    def held(self) -> Client:
-        """The client with its step in hand."""
-        return Client(
-            self.batch, self.make(), self.rows, self.masks_known, self.noise_floor
-        )
-
-
-AnyClient = Client | WaitingClient
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One attack on every client.
+class Run(Generic[AnyAttack]):
+    """One attack on every client, or on every request of a split model.
 
     Attributes:
         attack: The attack.
@@ -102,7 +61,7 @@ class Run:
         seconds: Wall clock.
     """
 
-    attack: Attack
+    attack: AnyAttack
     outcomes: Sequence[Reconstruction]
     seconds: float
 
@@ -110,7 +69,7 @@ class Run:
     def state(self) -> AttackState:
         """The weakest end over all clients; skipped only where all were."""
         states = {o.state for o in self.outcomes}
-        return next((s for s in _SEVERITY if s in states), "skipped")
+        return next((s for s in STATES if s in states), "skipped")
 
     @property
     def all_exact(self) -> bool:
@@ -123,6 +82,9 @@ class Run:
         return next((o.reason for o in self.outcomes if o.state == self.state), "")
 
 
+AnyRun = Run[Attack] | Run[FeatureAttack]
+
+
 def run(
     attack: Attack,
     target: Target,
@@ -131,7 +93,7 @@ def run(
     labels_known: bool,
     clock: Clock,
     seed: int,
-) -> Run:
+) -> Run[Attack]:
     """Attack every client; one that breaks does not stop the others.
 
     Where the attack can, clients go through it together, as many as memory allows.
@@ -288,7 +250,7 @@ def _converged(
 def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconstruction:
     """Refuse what is no result, and hold a claim of exactness against the client."""
     images = outcome.images
-    if outcome.state not in _SEVERITY:
+    if outcome.state not in STATES:
         reason = f"{outcome.state!r} is no way for an attack to end"
         return replace(outcome, images=None, state="failed", reason=reason)
     if images is None:
@@ -296,7 +258,7 @@ def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconst
             return outcome
         reason = f"says {outcome.state}, but gives no image"
         return replace(outcome, state="failed", reason=reason)
-    fault = _fault(images, client.batch.images)
+    fault = fault_of(images, client.batch.images)
     if fault is not None:
         return replace(outcome, images=None, state="failed", reason=fault)
     if outcome.state == "skipped":
@@ -307,7 +269,7 @@ def _checked(outcome: Reconstruction, target: Target, client: Client) -> Reconst
     return _verified(outcome, target, client) if outcome.state == "exact" else outcome
 
 
-def _fault(images: Tensor, wanted: Tensor) -> str | None:
+def fault_of(images: Tensor, wanted: Tensor) -> str | None:
     """Why ``images`` are not pictures of the size asked for."""
     if images.shape != wanted.shape:
         return f"shape {tuple(images.shape)}, but the client's is {tuple(wanted.shape)}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from privaudit._align import assignment, mask_scores
 from privaudit._kept import UNREACHED
 from privaudit._pixels import to_png
-from privaudit._runner import AnyClient, Run
+from privaudit._runner import AnyRun, Client, Subject, WaitingClient
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.metrics import METRICS, Metric
 from privaudit.metrics._controls import picture_ladder
@@ -46,7 +46,7 @@ class Pictures:
         return name
 
 
-def partial_of(runs: Sequence[Run], clients: Sequence[AnyClient]) -> Partial | None:
+def partial_of(runs: Sequence[AnyRun], clients: Sequence[Subject]) -> Partial | None:
     """How far an audit came that was interrupted by hand; None where it was not."""
     for ran in runs:
         ended = [o.reason not in (INTERRUPTED, UNREACHED) for o in ran.outcomes]
@@ -58,7 +58,7 @@ def partial_of(runs: Sequence[Run], clients: Sequence[AnyClient]) -> Partial | N
 
 
 def attack_record(
-    ran: Run, clients: Sequence[AnyClient], pictures: Pictures, *, seed: int
+    ran: AnyRun, clients: Sequence[Subject], pictures: Pictures, *, seed: int
 ) -> AttackRecord:
     """Score one attack on all images and keep its pictures."""
     label = ran.attack.name
@@ -92,7 +92,7 @@ def attack_record(
 
 
 def _search(
-    ran: Run, clients: Sequence[AnyClient], pictures: Pictures
+    ran: AnyRun, clients: Sequence[Subject], pictures: Pictures
 ) -> dict[str, Any]:
     """How the optimisation went, if there was one: the fields that tell of it."""
     searches = [o.search for o in ran.outcomes if o.search is not None]
@@ -128,12 +128,13 @@ def _search(
 
 
 def _mask_pairs(
-    ran: Run, clients: Sequence[AnyClient]
+    ran: AnyRun, clients: Sequence[Subject]
 ) -> list[tuple[Tape, Tape, Sequence[int]]]:
     return [
         (c.step.tape, o.masks, assignment(c.batch.images, o.images))
         for c, o in zip(clients, ran.outcomes, strict=True)
-        if o.masks is not None and o.images is not None and c.masks_known
+        if isinstance(c, Client | WaitingClient)
+        and (o.masks is not None and o.images is not None and c.masks_known)
     ]
 
 
@@ -141,7 +142,7 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _label_accuracy(ran: Run, clients: Sequence[AnyClient]) -> float | None:
+def _label_accuracy(ran: AnyRun, clients: Sequence[Subject]) -> float | None:
     """Share of labels read off right, as multisets; None where none was read."""
     hits = total = 0
     for client, outcome in zip(clients, ran.outcomes, strict=True):
@@ -154,7 +155,7 @@ def _label_accuracy(ran: Run, clients: Sequence[AnyClient]) -> float | None:
     return hits / total if total else None
 
 
-def _gather(ran: Run, clients: Sequence[AnyClient]) -> tuple[Tensor, list[bool]]:
+def _gather(ran: AnyRun, clients: Sequence[Subject]) -> tuple[Tensor, list[bool]]:
     """All reconstructions in sample order; grey where there is none."""
     parts, present = [], []
     for client, outcome in zip(clients, ran.outcomes, strict=True):
@@ -216,7 +217,7 @@ def _set_score(
     return metric.score(truth, guess)
 
 
-def _outcomes(ran: Run, clients: Sequence[AnyClient]) -> list[SampleOutcome]:
+def _outcomes(ran: AnyRun, clients: Sequence[Subject]) -> list[SampleOutcome]:
     return [
         _outcome(outcome, row if len(client.batch) == 1 else None)
         for client, outcome in zip(clients, ran.outcomes, strict=True)

@@ -156,7 +156,7 @@ class Session:
         )
         return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
 
-    def _control(self, target: Target, runs: Sequence[Run]) -> PositiveControl:
+    def _control(self, target: Target, runs: Sequence[Run[Attack]]) -> PositiveControl:
         """Every attack that decided has to solve a case that it must solve."""
         return positive_control(
             [r.attack for r in runs if r.state != "skipped" and _decides(r.attack)],
@@ -172,9 +172,9 @@ class Session:
         target: Target,
         clients: Sequence[AnyClient],
         clock: Clock,
-    ) -> list[Run]:
+    ) -> list[Run[Attack]]:
         """Run the ladder; ``auto`` stops once everything is exact."""
-        runs: list[Run] = []
+        runs: list[Run[Attack]] = []
         known = self.config.knowledge.labels == "known"
         for attack in attacks:
             if self.config.attacks == "auto" and any(r.all_exact for r in runs):
@@ -192,7 +192,7 @@ class Session:
         return runs
 
     def _not_run(
-        self, attacks: Sequence[Attack], runs: Sequence[Run]
+        self, attacks: Sequence[Attack], runs: Sequence[Run[Attack]]
     ) -> list[AttackRecord]:
         return not_run(attacks, {r.attack.name: r.all_exact for r in runs})
 
@@ -251,7 +251,7 @@ class Session:
         return listed
 
     def _with_findings(
-        self, runs: Sequence[Run], doubts: Sequence[Finding]
+        self, runs: Sequence[Run[Attack]], doubts: Sequence[Finding]
     ) -> Inventory:
         found = [*self.inventory.findings, *doubts]
         if self._client_size > 1 and not any(r.all_exact for r in runs):

@@ -185,6 +185,10 @@ class AuditConfig(BaseModel):
     """``cross_entropy`` or the name of the user's callable."""
     training_step: str | None = None
     """Name of the user's callable, if one was given."""
+    split: Split | None = None
+    """Where the model is cut in split inference; None: its gradient is audited."""
+    priors: list[str] = Field(default_factory=list)
+    """Names of what the attacker was handed beside the model."""
     client: Client = Field(default_factory=Client)
     knowledge: Knowledge = Field(default_factory=Knowledge)
     attacks: str | list[str] = "auto"

@@ -177,7 +177,7 @@ def attack_victim(
     return {**_scores(one, ran), **spent}, _pictures(one, ran)
 
 
-def _scores(one: Victim, ran: Run) -> Values:
+def _scores(one: Victim, ran: Run[Attack]) -> Values:
     record = attack_record(ran, [one.client], Pictures(), seed=one.number)
     found = record.evidence.scores
     per_image: Values = {
@@ -201,14 +201,14 @@ def _scores(one: Victim, ran: Run) -> Values:
     }
 
 
-def _ssim_range_2(one: Victim, ran: Run) -> list[JsonValue]:
+def _ssim_range_2(one: Victim, ran: Run[Attack]) -> list[JsonValue]:
     guess = _in_order(one, ran)
     if guess is None:
         return []
     return list(ssim_range_2(one.client.batch.images, guess))
 
 
-def _mse(one: Victim, ran: Run) -> list[JsonValue]:
+def _mse(one: Victim, ran: Run[Attack]) -> list[JsonValue]:
     """Mean squared error in the units of the model's input, as in the paper.
 
     Its PSNR of 7.4 dB beside an MSE of 2.8 can only be that: pixels are in [0, 1].
@@ -222,7 +222,7 @@ def _mse(one: Victim, ran: Run) -> list[JsonValue]:
     return [float(e) for e in apart.square().flatten(1).mean(1)]
 
 
-def _in_order(one: Victim, ran: Run) -> Tensor | None:
+def _in_order(one: Victim, ran: Run[Attack]) -> Tensor | None:
     """The reconstructions, each in the place of the image that it is like."""
     images = ran.outcomes[0].images
     if images is None:
@@ -231,7 +231,7 @@ def _in_order(one: Victim, ran: Run) -> Tensor | None:
     return images[assignment(truth, images)].detach().float().clamp(0, 1)
 
 
-def _pictures(one: Victim, ran: Run) -> Arrays:
+def _pictures(one: Victim, ran: Run[Attack]) -> Arrays:
     guess = _in_order(one, ran)
     pictures: dict[str, Any] = {"original": one.client.batch.images.contiguous()}
     if guess is not None:
