@@ -1,0 +1,39 @@
+"""Mean squared error between features, as a share of their size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from privaudit.distances._feature_base import FeatureDistance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privaudit.types import FeatureLayout
+
+
+class MeanSquaredError(FeatureDistance):
+    """``mean (h − h*)² / mean h*²`` over all values of an image.
+
+    Example:
+        >>> import torch
+        >>> from privaudit.types import FeatureLayout
+        >>> observed, guess = torch.tensor([[2.0, 2.0]]), torch.tensor([[2.0, 1.0]])
+        >>> MeanSquaredError().measure(guess, observed, FeatureLayout("vector")).item()
+        0.125
+
+    Source: He 2019; differs in the denominator, so that the weight of a prior means
+    the same for features of any size.
+    """
+
+    name: ClassVar[str] = "mean_squared_error"
+    source: ClassVar[str] = "He 2019"
+
+    def measure(self, guess: Tensor, observed: Tensor, layout: FeatureLayout) -> Tensor:
+        """See :class:`~privaudit.distances.FeatureDistance`."""
+        error = (guess - observed).square().flatten(1).mean(1)
+        size = observed.square().flatten(1).mean(1)
+        # Features that are zero everywhere have no size: their error counts as it is.
+        return error / torch.where(size > 0, size, torch.ones_like(size))
