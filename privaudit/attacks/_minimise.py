@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privaudit._progress import tick
+from privaudit.attacks._replay import Moment, Slopes, Way
 from privaudit.config import Budget
 
 End = Literal["goal", "plateau", "iterations", "seconds", "numerical", "interrupted"]
@@ -71,6 +72,9 @@ class Schedule(BaseModel):
     goal: float = 1e-5
     """Total loss at which the run ends."""
     iterations: int = Field(default=20_000, ge=1)
+    compiled: bool = False
+    """True: kernels of the loop's own, by torch's compiler. Needs a C++ compiler and
+    half a minute to some minutes before the run is fast; same values to rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +90,7 @@ class Descent:
         end: Why it stopped.
         curve: (iteration, total loss) every few iterations.
         pictures: (iteration, first unknown) at growing distances, for the report.
+        way: How the losses were computed at last.
     """
 
     best: list[Tensor]
@@ -96,6 +101,7 @@ class Descent:
     end: End
     curve: list[tuple[int, float]]
     pictures: list[tuple[int, Tensor]]
+    way: Way = "plain"
 
 
 def minimise(
@@ -116,9 +122,11 @@ def minimise(
         schedule: Steps and when to stop.
         budget: Seconds and iterations at most.
     """
-    run = _Run(objective, unknowns, schedule)
     limit = min(schedule.iterations, budget.iterations or schedule.iterations)
     deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
+    leaves = [v for u in unknowns for v in u.values]
+    slopes = Slopes(objective, leaves, limit, deadline, schedule.compiled)
+    run = _Run(slopes, unknowns, schedule)
     end: End = "iterations"
     try:
         while run.done < limit:
@@ -140,7 +148,7 @@ def minimise(
 
 @dataclass(eq=False)
 class _Run:
-    objective: Callable[[], Objective]
+    slopes: Slopes
     unknowns: Sequence[Unknown]
     schedule: Schedule
     done: int = 0
@@ -155,7 +163,7 @@ class _Run:
     _reference: float = float("inf")
 
     def __post_init__(self) -> None:
-        self.leaves = [v for u in self.unknowns for v in u.values]
+        self.leaves = self.slopes.leaves
         self.optimiser = _optimiser(self.leaves, self.schedule)
         self.best = [v.detach().clone() for v in self.leaves]
         device = self.leaves[0].device
@@ -175,22 +183,23 @@ class _Run:
 
     def _look(self) -> float:
         """Losses and gradient at the present values: L-BFGS asks several times."""
-        losses = self.objective()
-        by_leaf = iter(torch.autograd.grad(losses.total, self.leaves))
-        self._keep(losses)
-        for unknown in self.unknowns:
-            for value in unknown.values:
-                gradient = next(by_leaf)
-                value.grad = gradient.sign() if unknown.sign else gradient
-        return losses.total.detach()  # type: ignore[return-value]  # read only if asked
+        moment = self.slopes()
+        if self.slopes.broken:
+            self.best_total.fill_(float("inf"))
+            self._best_seen = self._reference = float("inf")
+        self._keep(moment)
+        steer(self.unknowns, moment)
+        return moment.total  # type: ignore[return-value]  # read only if asked
 
-    def _keep(self, losses: Objective) -> None:
-        total, matching = losses.total.detach(), losses.matching.detach()
+    def _keep(self, moment: Moment) -> None:
+        total, matching, _ = moment
         better = total < self.best_total
-        self.best_total = torch.where(better, total, self.best_total)
-        self.best_matching = torch.where(better, matching, self.best_matching)
-        for kept, value in zip(self.best, self.leaves, strict=True):
-            kept.copy_(torch.where(better, value.detach(), kept))
+        # On a device the question is answered there: nobody waits for it.
+        if better.device.type != "cpu" or better:
+            torch.where(better, total, self.best_total, out=self.best_total)
+            torch.where(better, matching, self.best_matching, out=self.best_matching)
+            for kept, value in zip(self.best, self.leaves, strict=True):
+                torch.where(better, value.detach(), kept, out=kept)
         if not self._looked:
             self.pending.append((total, matching))
         self._looked = True
@@ -235,13 +244,30 @@ class _Run:
             end,
             self.curve,
             self.pictures,
+            self.slopes.way,
         )
 
 
-def _optimiser(leaves: list[Tensor], schedule: Schedule) -> torch.optim.Optimizer:
-    rate = schedule.learning_rate
+def steer(unknowns: Sequence[Unknown], moment: Moment) -> None:
+    """Give each unknown the gradient that the optimiser shall see."""
+    by_leaf = iter(moment.gradients)
+    for unknown in unknowns:
+        for value in unknown.values:
+            gradient = next(by_leaf)
+            value.grad = gradient.sign() if unknown.sign else gradient
+
+
+def adam(leaves: Sequence[Tensor], schedule: Schedule) -> torch.optim.Adam:
+    """Adam, all of its arithmetic in one kernel where torch has that."""
+    fused = all(v.device.type in ("cpu", "cuda") for v in leaves)
+    rate, betas = schedule.learning_rate, schedule.betas
+    return torch.optim.Adam(leaves, lr=rate, betas=betas, fused=fused)
+
+
+def _optimiser(leaves: Sequence[Tensor], schedule: Schedule) -> torch.optim.Optimizer:
     if schedule.optimiser == "adam":
-        return torch.optim.Adam(leaves, lr=rate, betas=schedule.betas)
+        return adam(leaves, schedule)
+    rate = schedule.learning_rate
     # When to stop is decided above, whatever the scale of loss and gradient.
     return torch.optim.LBFGS(
         leaves,

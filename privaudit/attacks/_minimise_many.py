@@ -19,7 +19,10 @@ from privaudit.attacks._minimise import (
     Objective,
     Schedule,
     Unknown,
+    adam,
+    steer,
 )
+from privaudit.attacks._replay import Moment, Slopes
 from privaudit.config import Budget
 
 
@@ -43,9 +46,11 @@ def minimise_many(
         schedule: Steps and when to stop; Adam only.
         budget: Seconds and iterations at most.
     """
-    run = _Many(objective, unknowns, victims, schedule)
     limit = min(schedule.iterations, budget.iterations or schedule.iterations)
     deadline = None if budget.seconds is None else time.monotonic() + budget.seconds
+    leaves = [v for u in unknowns for v in u.values]
+    slopes = Slopes(objective, leaves, limit, deadline, schedule.compiled)
+    run = _Many(slopes, unknowns, victims, schedule)
     rest: End = "iterations"
     try:
         while run.done < limit:
@@ -106,7 +111,7 @@ class _Victim:
 
 @dataclass(eq=False)
 class _Many:
-    objective: Callable[[], Objective]
+    slopes: Slopes
     unknowns: Sequence[Unknown]
     victims: int
     schedule: Schedule
@@ -115,10 +120,8 @@ class _Many:
     pictures: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.leaves = [v for u in self.unknowns for v in u.values]
-        self.optimiser = torch.optim.Adam(
-            self.leaves, lr=self.schedule.learning_rate, betas=self.schedule.betas
-        )
+        self.leaves = self.slopes.leaves
+        self.optimiser = adam(self.leaves, self.schedule)
         self.best = [v.detach().clone() for v in self.leaves]
         like = self.leaves[0].detach()
         self.best_total = like.new_full((self.victims,), float("inf"))
@@ -130,43 +133,54 @@ class _Many:
 
     def step(self) -> None:
         """One iteration: losses here, keep what is best of each, then move."""
-        losses = self.objective()
-        gradients = torch.autograd.grad(losses.total.sum(), self.leaves)
-        self._keep(losses)
+        moment = self.slopes()
+        if self.slopes.broken:
+            self._doubt()
+        self._keep(moment)
         if self.done in MILESTONES:
             self.pictures.append((self.done, self.leaves[0].detach().clone()))
-        by_leaf = iter(gradients)
+        steer(self.unknowns, moment)
+        with torch.no_grad():
+            self._move()
+        self.done += 1
+
+    def _move(self) -> None:
+        """Adam's step for all, at each victim's own rate."""
+        even = all(s.rate == 1 and s.end is None for s in self.states)
+        before = [] if even else [v.detach().clone() for v in self.leaves]
+        self.optimiser.step()
+        for start, value in zip(before, self.leaves, strict=False):
+            rate = self._each(self.rates, value)
+            moved = torch.where(rate > 0, start + rate * (value - start), start)
+            value.copy_(moved)
         for unknown in self.unknowns:
             for value in unknown.values:
-                gradient = next(by_leaf)
-                value.grad = gradient.sign() if unknown.sign else gradient
-        before = [v.detach().clone() for v in self.leaves]
-        self.optimiser.step()
-        old = iter(before)
-        with torch.no_grad():
-            for unknown in self.unknowns:
-                for value in unknown.values:
-                    start = next(old)
-                    rate = self._each(self.rates, value)
-                    moved = torch.where(rate > 0, start + rate * (value - start), start)
-                    value.copy_(unknown.project(moved))
-        self.done += 1
+                value.copy_(unknown.project(value))
+
+    def _doubt(self) -> None:
+        """The losses so far were not to be trusted: nobody has a best, or an end."""
+        self.best_total.fill_(float("inf"))
+        for index, state in enumerate(self.states):
+            if state.end != "numerical":
+                self.states[index] = _Victim(iterations=state.iterations)
+        self.rates = torch.ones_like(self.rates)
 
     def _each(self, per_victim: Tensor, like: Tensor) -> Tensor:
         """``per_victim`` spread over the samples of ``like``."""
         spread = per_victim.repeat_interleave(len(like) // self.victims)
         return spread.view(-1, *[1] * (like.dim() - 1))
 
-    def _keep(self, losses: Objective) -> None:
-        total, matching = losses.total.detach(), losses.matching.detach()
+    def _keep(self, moment: Moment) -> None:
+        total, matching, _ = moment
         if self.done == 0:
             self.first = matching.clone()
         better = (total < self.best_total) & (self.rates > 0)
-        self.best_total = torch.where(better, total, self.best_total)
-        self.best_matching = torch.where(better, matching, self.best_matching)
-        for kept, value in zip(self.best, self.leaves, strict=True):
-            chosen = self._each(better, value)
-            kept.copy_(torch.where(chosen, value.detach(), kept))
+        # On a device the question is answered there: nobody waits for it.
+        if better.device.type != "cpu" or better.any():
+            torch.where(better, total, self.best_total, out=self.best_total)
+            torch.where(better, matching, self.best_matching, out=self.best_matching)
+            for kept, value in zip(self.best, self.leaves, strict=True):
+                torch.where(self._each(better, value), value.detach(), kept, out=kept)
         self.pending.append((total, matching))
 
     def check(self) -> bool:
