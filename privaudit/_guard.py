@@ -35,6 +35,16 @@ def pristine(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def kept_world() -> Iterator[None]:
+    """Put random states and backend flags back on the way out; models are not seen."""
+    world = _take_world()
+    try:
+        yield
+    finally:
+        _do_all(world)
+
+
+@contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Let a forward pass change copies of the buffers (batch statistics, ...).
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from privaudit._pixels import Normalisation
 from privaudit.exposure import output
-from privaudit.exposure.cut import Cut
+from privaudit.exposure.cut_resolve import AnyCut
 from privaudit.types import Batch, FeatureLayout, FeatureObservation
 
 
@@ -28,7 +28,7 @@ class FeatureExposure:
     """
 
     normalisation: Normalisation
-    cut: Cut
+    cut: AnyCut
     layout: FeatureLayout
     keyword: str | None = None
 
@@ -47,6 +47,17 @@ class FeatureExposure:
                 values outside are taken as they are.
         """
         return self.cut.capture(model, lambda: self._forward(model, images))
+
+    def finish(self, model: nn.Module, images: Tensor, features: Tensor) -> Any:
+        """The model's output when the server goes on from ``features``.
+
+        Args:
+            model: The whole model.
+            images: (batch, channels, height, width) of any content; only their shape
+                counts where everything goes through the cut.
+            features: (batch, …) as :meth:`predict` gives them.
+        """
+        return self.cut.finish(model, lambda: self._forward(model, images), features)
 
     def _forward(self, model: nn.Module, images: Tensor) -> Any:
         inputs = self.normalisation.apply(images)
