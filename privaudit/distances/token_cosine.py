@@ -47,4 +47,5 @@ class TokenCosine(FeatureDistance):
         ours = (guess.square().sum(axis) + off_zero).sqrt()
         cosine = (inner / (ours * theirs).clamp_min(tiny)).flatten(1)
         sent = (theirs > 0).flatten(1).to(cosine.dtype)
-        return 1 - (cosine * sent).sum(1) / sent.sum(1).clamp_min(1)
+        distance: Tensor = 1 - (cosine * sent).sum(1) / sent.sum(1).clamp_min(1)
+        return distance

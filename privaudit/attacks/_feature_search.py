@@ -1,0 +1,169 @@
+"""What attacks on features do around the loop: start, restart, answer per image."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from privaudit.attacks._descend import Course, Guess, Row, descend
+from privaudit.attacks._feature_loss import (
+    FeatureLoss,
+    boundary_for,
+    distance_for,
+    require_features,
+)
+from privaudit.attacks.base import INTERRUPTED
+from privaudit.config import Budget
+from privaudit.types import (
+    AttackState,
+    FeatureObservation,
+    FeatureTarget,
+    Reconstruction,
+    Search,
+)
+
+Starter = Callable[[slice, int, torch.Generator], Guess]
+"""Which images, how many restarts, a generator → rows: all images of one restart,
+then those of the next. Every image starts alike, so that none depends on the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePlan:
+    """How one attack searches.
+
+    Attributes:
+        course: Steps and weights of the loss.
+        start: Makes the unknowns.
+        distance: Name of the distance; None: as the layout asks.
+        restarts: How often each image is searched, unless the budget says.
+        together: Images in one loop: what memory allows.
+        form: What the reader is told it was.
+        notes: Facts for the reader.
+    """
+
+    course: Course
+    start: Starter
+    distance: str | None = None
+    restarts: int = 1
+    together: int = 16
+    form: str = "feature matching"
+    notes: tuple[str, ...] = ()
+
+
+def search_features(
+    target: FeatureTarget,
+    observation: FeatureObservation,
+    *,
+    plan: FeaturePlan,
+    budget: Budget,
+    generator: torch.Generator,
+) -> list[Reconstruction]:
+    """Search every image; the best of its restarts is its answer.
+
+    Raises:
+        AttackError: The features are zero, or not finite.
+    """
+    require_features(observation)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    started, count = time.monotonic(), len(observation)
+    parts = [slice(i, i + plan.together) for i in range(0, count, plan.together)]
+    found: list[Reconstruction] = []
+    for index, part in enumerate(parts):
+        left = _share(budget, started, len(parts) - index)
+        stop = _stop(found, left)
+        if stop:
+            missing = len(observation.features[part])
+            found += [Reconstruction(None, "stopped", stop)] * missing
+            continue
+        same = torch.Generator().manual_seed(seed)
+        found += _search_part(target, observation, part, plan, left, same)
+    return found
+
+
+def _share(budget: Budget, started: float, parts: int) -> Budget:
+    if budget.seconds is None:
+        return budget
+    left = (budget.seconds - (time.monotonic() - started)) / parts
+    return budget.model_copy(update={"seconds": left})
+
+
+def _stop(found: Sequence[Reconstruction], left: Budget) -> str:
+    """Why no further images are begun; empty: they are."""
+    if any(r.reason == INTERRUPTED for r in found):
+        return INTERRUPTED
+    if left.seconds is not None and left.seconds <= 0:
+        return "no time was left for this image"
+    return ""
+
+
+def _search_part(
+    target: FeatureTarget,
+    observation: FeatureObservation,
+    part: slice,
+    plan: FeaturePlan,
+    budget: Budget,
+    generator: torch.Generator,
+) -> list[Reconstruction]:
+    features = observation.features[part]
+    count, restarts = len(features), budget.restarts or plan.restarts
+    layout = target.exposure.layout
+    boundary, note = boundary_for(layout, observation.image_shape)
+    loss = FeatureLoss(
+        target,
+        features.repeat(restarts, *[1] * (features.dim() - 1)),
+        distance_for(layout, plan.distance),
+        boundary if plan.course.seams else None,
+    )
+    guess = plan.start(part, restarts, generator)
+    rows = descend(guess, loss, plan.course, budget)
+    notes = plan.notes + ((note,) if note and plan.course.seams else ())
+    unknowns = sum(v.numel() for v in guess.leaves) // len(rows)
+    return [_answer(rows[i::count], plan, notes, unknowns, count) for i in range(count)]
+
+
+def _answer(
+    runs: Sequence[Row],
+    plan: FeaturePlan,
+    notes: tuple[str, ...],
+    unknowns: int,
+    together: int,
+) -> Reconstruction:
+    """The best restart of one image."""
+    best = min(runs, key=lambda r: r.value)
+    state, reason = _state(runs)
+    if best.value == float("inf"):
+        return Reconstruction(None, state, reason, notes=notes)
+    return Reconstruction(
+        best.image,
+        state,
+        reason,
+        form=plan.form,
+        notes=notes,
+        search=Search(
+            best.loss_start,
+            best.loss_final,
+            sum(r.iterations for r in runs),
+            len(runs),
+            unknowns,
+            curve=best.curve,
+            pictures=best.pictures,
+            path=f"{together} image(s) at once",
+        ),
+    )
+
+
+def _state(runs: Sequence[Row]) -> tuple[AttackState, str]:
+    ends, last = {r.end for r in runs}, runs[-1].iterations
+    if "interrupted" in ends:
+        return "stopped", INTERRUPTED
+    if ends == {"numerical"}:
+        return "failed", f"numerical: no finite loss after {last} iteration(s)"
+    if "seconds" in ends:
+        return "stopped", f"the time was up after {last} iterations"
+    if "budget" in ends:
+        return "stopped", f"the budget allows no more than {last} iterations"
+    kept = runs[0].end if runs[0].end != "numerical" else runs[-1].end
+    return "plateau", f"ended by {kept} after {last} iterations"
