@@ -13,6 +13,7 @@ from privaudit.attacks.idlg import Idlg as Idlg
 from privaudit.attacks.inverting_gradients import (
     InvertingGradients as InvertingGradients,
 )
+from privaudit.attacks.lm import Lm as Lm
 from privaudit.attacks.rmle import Rmle as Rmle
 from privaudit.attacks.sparse_factorization import (
     SparseFactorization as SparseFactorization,

@@ -1,0 +1,158 @@
+"""Polish: some hundred steps of free pixels from the images of another attack.
+
+A network, learnt or not, draws smooth images; what the features say beyond that is
+had by moving the pixels. Source: measured (docs/compute.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from privaudit.attacks._descend import Course
+from privaudit.attacks._feature_search import FeaturePlan, search_features
+from privaudit.attacks._guesses import BoxedPixels
+from privaudit.attacks.base import INTERRUPTED
+from privaudit.config import Budget
+from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction, Search
+
+SHARE = 0.2
+"""Of the seconds of an attack that is followed by a polish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polish:
+    """How images are polished.
+
+    Attributes:
+        steps: Iterations.
+        learning_rate: Of Adam, in units of the box's tanh.
+        tv_weight: λ_TV at the start.
+        tv_weight_end: λ_TV at the end.
+        patch_weight: λ_patch; for tokens on a grid only.
+        distance: Of features, by name; None: as the layout asks.
+        together: Images in one loop.
+    """
+
+    steps: int
+    learning_rate: float = 0.03
+    tv_weight: float = 0.15
+    tv_weight_end: float = 0.005
+    patch_weight: float = 0.001
+    distance: str | None = None
+    together: int = 16
+
+    def course(self) -> Course:
+        """As the loop takes it."""
+        return Course(
+            learning_rate=self.learning_rate,
+            iterations=self.steps,
+            smooth=self.tv_weight,
+            smooth_end=self.tv_weight_end,
+            seams=self.patch_weight,
+            give_up=self.steps,
+            cool=0.5,
+        )
+
+
+def polish_images(
+    target: FeatureTarget,
+    observation: FeatureObservation,
+    images: Tensor,
+    *,
+    how: Polish,
+    budget: Budget,
+) -> list[Reconstruction]:
+    """Move the pixels of ``images`` until they fit better; one answer an image.
+
+    Args:
+        target: Model and cut.
+        observation: What was sent for each image.
+        images: (batch, C, H, W) in [0, 1], where to start.
+        how: Steps and weights.
+        budget: Seconds and iterations at most.
+    """
+    given = images.to(observation.features)
+
+    def start(part: slice, restarts: int, _: torch.Generator) -> BoxedPixels:
+        return BoxedPixels(given[part].repeat(restarts, 1, 1, 1))
+
+    plan = FeaturePlan(how.course(), start, how.distance, 1, how.together, "polish")
+    once = budget.model_copy(update={"restarts": 1})
+    return search_features(
+        target, observation, plan=plan, budget=once, generator=torch.Generator()
+    )
+
+
+def polished(
+    target: FeatureTarget,
+    observation: FeatureObservation,
+    found: Sequence[Reconstruction],
+    *,
+    how: Polish,
+    budget: Budget,
+) -> list[Reconstruction]:
+    """What an attack found, polished; what has no image stays as it is.
+
+    Args:
+        target: Model and cut.
+        observation: What was sent for each image.
+        found: One an image.
+        how: Steps and weights.
+        budget: What is left for it.
+    """
+    answers = list(found)
+    kept = [i for i, one in enumerate(found) if one.images is not None]
+    if not kept or any(one.reason == INTERRUPTED for one in found):
+        return answers
+    part = FeatureObservation(observation.features[kept], observation.image_shape)
+    start = torch.cat([i for i in (found[k].images for k in kept) if i is not None])
+    done = polish_images(target, part, start, how=how, budget=budget)
+    for index, after in zip(kept, done, strict=True):
+        answers[index] = _joined(answers[index], after)
+    return answers
+
+
+def share_for_polish(budget: Budget, steps: int) -> tuple[Budget, Budget]:
+    """What the attack may spend, and what its polish may."""
+    if not steps or budget.seconds is None:
+        return budget, budget
+    own, rest = budget.seconds * (1 - SHARE), budget.seconds * SHARE
+    return (
+        budget.model_copy(update={"seconds": own}),
+        budget.model_copy(update={"seconds": rest}),
+    )
+
+
+def _joined(before: Reconstruction, after: Reconstruction) -> Reconstruction:
+    """One search of two parts; a part that was cut short is not hidden."""
+    if after.images is None or after.search is None:
+        return before
+    cut_short = before.state == "stopped"
+    return replace(
+        after,
+        state=before.state if cut_short else after.state,
+        reason=before.reason
+        if cut_short
+        else f"{before.reason}; polish {after.reason}",
+        form=f"{before.form}, polished",
+        notes=(*before.notes, *after.notes),
+        search=_one_search(before.search, after.search),
+    )
+
+
+def _one_search(before: Search | None, after: Search) -> Search:
+    if before is None:
+        return after
+    shift = before.iterations
+    return replace(
+        after,
+        loss_start=before.loss_start,
+        iterations=shift + after.iterations,
+        restarts=before.restarts,
+        curve=[*before.curve, *((shift + i, v) for i, v in after.curve)],
+        pictures=[*before.pictures, *((shift + i, p) for i, p in after.pictures)],
+    )

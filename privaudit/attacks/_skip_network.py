@@ -1,0 +1,198 @@
+"""Untrained encoder–decoders with skips, one an image, all run together.
+
+What such a network draws looks like an image before anything was learnt.
+Source: Ulyanov 2018; sizes as Singh 2021 are run by Lei 2025 (their code).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_SLOPE = 0.2
+"""Of LeakyReLU below zero."""
+_SMALLEST = 4
+"""A map with a shorter side than this is not halved."""
+
+Jitter = Sequence[tuple[float, float]]
+"""(progress, standard deviation): until when how much noise is added to the input."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a network looks like.
+
+    Attributes:
+        inputs: Channels of the noise that it is fed.
+        channels: Of each level, from the image inwards.
+        kernels: Of each level, odd.
+        skip: Channels that go past each level.
+        outputs: Channels of the image.
+    """
+
+    inputs: int
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    skip: int
+    outputs: int
+
+    def fitting(self, height: int, width: int) -> Sizes:
+        """As many levels as images of this size can be halved."""
+        halvings = 1 + int(math.log2(max(1.0, min(height, width) / _SMALLEST)))
+        kept = slice(0, halvings)
+        return replace(self, channels=self.channels[kept], kernels=self.kernels[kept])
+
+
+@dataclass(eq=False)
+class Weights:
+    """The weights of some networks by name, rows leading: those of one restart alike.
+
+    Attributes:
+        images: Networks of one restart.
+        restarts: How many of these.
+        generator: Draws one start a restart.
+        device: Where they go.
+    """
+
+    images: int
+    restarts: int
+    generator: torch.Generator
+    device: torch.device
+    named: dict[str, Tensor] = field(default_factory=dict)
+
+    def convolution(self, name: str, inputs: int, outputs: int, side: int) -> None:
+        """A convolution, drawn as torch does it: uniform in ±1/√fan-in."""
+        bound = 1 / math.sqrt(inputs * side * side)
+        self._uniform(f"{name}.weight", (outputs, inputs, side, side), bound)
+        self._uniform(f"{name}.bias", (outputs,), bound)
+
+    def scale(self, name: str, channels: int) -> None:
+        """Factor and offset behind a norm: 1 and 0."""
+        self._add(f"{name}.gain", torch.ones(self.restarts, channels, 1, 1))
+        self._add(f"{name}.shift", torch.zeros(self.restarts, channels, 1, 1))
+
+    def _uniform(self, name: str, shape: tuple[int, ...], bound: float) -> None:
+        drawn = torch.rand((self.restarts, *shape), generator=self.generator)
+        self._add(name, (2 * drawn - 1) * bound)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        rows = value.repeat_interleave(self.images, 0)
+        self.named[name] = rows.to(self.device).requires_grad_()
+
+
+@dataclass(frozen=True, eq=False)
+class SkipNetworks:
+    """One network a row, as a function from noise to images.
+
+    Attributes:
+        sizes: Of each network.
+        weights: By name, rows leading.
+    """
+
+    sizes: Sizes
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def filled(cls, sizes: Sizes, weights: Weights) -> SkipNetworks:
+        """Networks of these sizes, their weights drawn anew."""
+        above = sizes.inputs
+        for level, (own, side) in enumerate(
+            zip(sizes.channels, sizes.kernels, strict=True)
+        ):
+            inner = own
+            if level + 1 < len(sizes.channels):
+                inner = sizes.channels[level + 1]
+            units = [("skip", above, sizes.skip, 1), ("down", above, own, side)]
+            units += [("deep", own, own, side), ("mix", own, own, 1)]
+            units += [("up", sizes.skip + inner, own, side)]
+            for name, inputs, outputs, kernel in units:
+                weights.convolution(f"{level}.{name}", inputs, outputs, kernel)
+                weights.scale(f"{level}.{name}", outputs)
+            weights.scale(f"{level}.join", sizes.skip + inner)
+            above = own
+        weights.convolution("image", sizes.channels[0], sizes.outputs, 1)
+        return cls(sizes, weights.named)
+
+    def draw(self, fed: Tensor) -> Tensor:
+        """(rows, outputs, H, W) in [0, 1] from ``fed``, (rows, inputs, H, W)."""
+        return torch.sigmoid(self._convolved(self._level(fed, 0), "image"))
+
+    def _level(self, x: Tensor, level: int) -> Tensor:
+        """One level and all inside it: (rows, C, H, W) → (rows, channels, H, W)."""
+        past = self._unit(x, f"{level}.skip")
+        halved = F.avg_pool2d(self._convolved(x, f"{level}.down"), 2, ceil_mode=True)
+        inner = F.leaky_relu(self._normed(halved, f"{level}.down"), _SLOPE)
+        inner = self._unit(inner, f"{level}.deep")
+        if level + 1 < len(self.sizes.channels):
+            inner = self._level(inner, level + 1)
+        up = F.interpolate(inner, size=x.shape[-2:], mode="nearest")
+        joined = self._normed(torch.cat([past, up], 1), f"{level}.join")
+        return self._unit(self._unit(joined, f"{level}.up"), f"{level}.mix")
+
+    def _unit(self, x: Tensor, name: str) -> Tensor:
+        """Convolution, norm, LeakyReLU."""
+        return F.leaky_relu(self._normed(self._convolved(x, name), name), _SLOPE)
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        """Each channel of each image to mean 0 and variance 1: batch norm of one."""
+        even = F.layer_norm(x, x.shape[-2:])
+        return even * self.weights[f"{name}.gain"] + self.weights[f"{name}.shift"]
+
+    def _convolved(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        if x.device.type == "cpu":
+            # Grouped convolutions are up to five times slower there.
+            each = zip(torch.split(x, 1), weight, bias, strict=True)
+            return torch.cat([F.conv2d(a, w, b, padding="same") for a, w, b in each])
+        together = F.conv2d(
+            x.flatten(0, 1)[None], weight.flatten(0, 1), bias.flatten(),
+            padding="same", groups=len(x),
+        )  # fmt: skip
+        return together[0].unflatten(0, (len(x), -1))  # type: ignore[no-untyped-call,no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnImages:
+    """Images drawn by untrained networks: what is optimised are their weights.
+
+    Attributes:
+        networks: One a row.
+        fed: (rows, inputs, H, W), the noise that they are fed, always the same.
+        jitter: What is added to it while they run.
+        generator: Draws that.
+        restarts: Rows of one restart get the same jitter.
+    """
+
+    networks: SkipNetworks
+    fed: Tensor
+    jitter: Jitter
+    generator: torch.Generator
+    restarts: int
+
+    @property
+    def leaves(self) -> Sequence[Tensor]:
+        """See :class:`~privaudit.attacks._descend.Guess`."""
+        return list(self.networks.weights.values())
+
+    def images(self, progress: float) -> Tensor:
+        """See :class:`~privaudit.attacks._descend.Guess`."""
+        std = next((s for until, s in self.jitter if progress < until), 0.0)
+        if not std:
+            return self.networks.draw(self.fed)
+        added = rows_of_noise(self.fed, self.restarts, self.generator)
+        return self.networks.draw(self.fed + std * added)
+
+
+def rows_of_noise(like: Tensor, restarts: int, generator: torch.Generator) -> Tensor:
+    """Standard normal noise of the shape of ``like``, one draw for all images.
+
+    Every image of a restart gets the same, so that none depends on how many there are.
+    """
+    images = len(like) // restarts
+    drawn = torch.randn((restarts, *like.shape[1:]), generator=generator)
+    return drawn.repeat_interleave(images, 0).to(like)
