@@ -301,7 +301,13 @@ class AuditRecord(Record):
             truth_known=self.truth_known,
             preflight=self.preflight,
             skipped=len(self.skipped_inputs),
-        ).model_copy(update={"kind": self.kind, "partial": self.partial})
+        ).model_copy(
+            update={
+                "kind": self.kind,
+                "partial": self.partial,
+                "exposure": self.exposure,
+            }
+        )
 
 
 def gather_evidence(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,24 +9,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit._guard import pristine
-from privaudit._ladder import choose
+from privaudit._ladder import FEATURES, GRADIENT
 from privaudit._pixels import Normalisation
 from privaudit._session import Session, open_session
 from privaudit._token_session import TokenSession, open_token_session
 from privaudit._tokens import is_tokens
-from privaudit.config import AuditConfig, Budget, Client, Knowledge, resolve_budget
+from privaudit.config import (
+    AuditConfig,
+    Budget,
+    Client,
+    Knowledge,
+    Split,
+    resolve_budget,
+)
 from privaudit.errors import ConfigError
 from privaudit.exposure import unwrap
 from privaudit.inventory import Inventory
-from privaudit.plan import Plan, make_plan
+from privaudit.plan import Plan, make_plan, plan_features
 from privaudit.result import AuditResult
+from privaudit.session.features import FeatureSession, open_feature_session
+from privaudit.session.given import (
+    name_of,
+    named_split,
+    placed,
+    refuse_both,
+    refuse_resume,
+    refuse_with_split,
+    value_bounds,
+    whole,
+)
 from privaudit.verdict import Policy
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from privaudit.attacks import Attack
+    from privaudit.attacks import Attack, FeatureAttack
     from privaudit.recording import RecordedStep, Update
 
     Gradients = Mapping[str, torch.Tensor | None] | Mapping[str, torch.Tensor]
@@ -40,6 +56,9 @@ class Auditor:
     Args:
         model: Any ``nn.Module``; compiled and data-parallel wrappers are taken off.
             It comes back untouched.
+        split: Where a device hands over to a server in split inference: a name such as
+            ``blocks.6``, a :class:`Split`, or (client, server), for which ``model`` is
+            None. What is audited is then what the device sends, in eval mode.
         training_step: (model, inputs, labels) → scalar loss; replaces forward and
             loss where training does more than that.
         mean: Per channel, in [0, 1] units; None: the model takes pixels in [0, 1].
@@ -52,6 +71,9 @@ class Auditor:
         client: How the client makes its step.
         knowledge: What the attacker knows beside model and gradient.
         attacks: ``auto``, ``all``, or a list of names and instances.
+        priors: What an attacker on features has beside the model, by name:
+            ``public_images`` of the same kind as the private ones, an
+            ``inverse_network`` (path or module).
         policy: Limits; None is the preset ``default-1``.
         budget: ``quick``, ``standard``, ``thorough``, or a Budget.
         seed: Of every draw that the audit makes.
@@ -70,8 +92,9 @@ class Auditor:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         *,
+        split: str | Split | tuple[nn.Module, nn.Module] | None = None,
         training_step: Callable[..., torch.Tensor] | None = None,
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
@@ -80,35 +103,40 @@ class Auditor:
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
         client: Client | None = None,
         knowledge: Knowledge | None = None,
-        attacks: str | list[str | Attack] = "auto",
+        attacks: str | list[str | Attack | FeatureAttack] = "auto",
+        priors: Mapping[str, object] | None = None,
         policy: Policy | None = None,
         budget: str | Budget = "standard",
         seed: int = 0,
         device: str | torch.device | None = None,
     ) -> None:
-        self._given = model
-        self._model, self._notes = unwrap(model)
-        self._model = _placed(self._model, device)
+        self._model, self._notes = unwrap(whole(model, split))
+        self._model = placed(self._model, device)
         self._loss, self._training_step = loss, training_step
         self._normalisation = Normalisation.of(mean, std)
-        self._attacks = choose(attacks)
-        _refuse_both(loss, training_step)
+        self._split = named_split(split)
+        self._attacks = GRADIENT.choose("auto" if self._split else attacks)
+        self._feature_attacks = FEATURES.choose(attacks if self._split else "auto")
+        self._priors = dict(priors or {})
+        chosen = self._feature_attacks if self._split else self._attacks
+        refuse_both(loss, training_step)
+        refuse_with_split(self._split, training_step, self._priors)
         normal = self._normalisation
         self.config = AuditConfig(
             mean=None if normal.mean is None else list(normal.mean),
             std=None if normal.std is None else list(normal.std),
-            value_range=_range(value_range),
+            value_range=value_bounds(value_range),
             shown_bands=None if shown_bands is None else list(shown_bands),
-            loss="cross_entropy" if loss is None else _name(loss),
-            training_step=None if training_step is None else _name(training_step),
+            loss="cross_entropy" if loss is None else name_of(loss),
+            training_step=None if training_step is None else name_of(training_step),
             client=client or Client(),
             knowledge=knowledge or Knowledge(),
-            attacks=attacks
-            if isinstance(attacks, str)
-            else [a.name for a in self._attacks],
+            attacks=attacks if isinstance(attacks, str) else [a.name for a in chosen],
             attack_settings={
-                a.name: given for a in self._attacks if (given := a.settings_given())
+                a.name: given for a in chosen if (given := a.settings_given())
             },
+            split=self._split,
+            priors=sorted(self._priors),
             policy=policy or Policy(),
             budget=resolve_budget(budget),
             seed=seed,
@@ -125,6 +153,9 @@ class Auditor:
             sample: As for :meth:`audit`; None uses a shipped photograph of the size
                 that the model states.
         """
+        if self._split is not None:
+            with self._open_features(sample) as features:
+                return features.inventory
         if is_tokens(self._model, sample):
             with self._open_tokens(sample) as tokens:
                 return tokens.inventory
@@ -136,11 +167,14 @@ class Auditor:
 
         Measured on one client's step, so it takes about as long as one.
         """
+        if self._split is not None:
+            with self._open_features(sample) as features:
+                return plan_features(features, self._feature_attacks)
         with self._open(sample) as session:
             return make_plan(session, self._attacks, self.config.budget)
 
     def audit(self, sample: Any, *, resume: str | Path | None = None) -> AuditResult:
-        """Attack the model's training step on ``sample`` and judge what comes back.
+        """Attack the training step, or what a split model sends, and judge the result.
 
         Args:
             sample: images, (images, labels), or {"pixel_values": …, "labels": …}.
@@ -162,8 +196,12 @@ class Auditor:
                 got="None",
                 hint="Pass the images of a training step.",
             )
+        if self._split is not None:
+            refuse_resume(resume, "features: a sweep keeps each cut once it is done")
+            with self._open_features(sample) as features:
+                return features.audit(self._feature_attacks)
         if is_tokens(self._model, sample):
-            _refuse_resume(resume)
+            refuse_resume(resume, "token ids: they take seconds, nothing is kept")
             with self._open_tokens(sample) as tokens:
                 return tokens.audit()
         with self._open(sample) as session:
@@ -236,6 +274,20 @@ class Auditor:
             )
 
     @contextmanager
+    def _open_features(self, sample: Any) -> Iterator[FeatureSession]:
+        started = time.monotonic()
+        with pristine(self._model), _differentiable():
+            yield open_feature_session(
+                self._model,
+                sample,
+                config=self.config,
+                normalisation=self._normalisation,
+                notes=self._notes,
+                priors=self._priors,
+                started=started,
+            )
+
+    @contextmanager
     def _open(self, sample: Any) -> Iterator[Session]:
         started = time.monotonic()
         with pristine(self._model), _differentiable():
@@ -267,74 +319,3 @@ def _differentiable() -> Iterator[None]:
 
     with torch.inference_mode(False), torch.enable_grad():
         yield
-
-
-def _placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:
-    """The model where it is wanted: a copy, should that be elsewhere."""
-
-    parameter = next(model.parameters(), None)
-    if device is None or parameter is None:
-        return model
-    wanted = _device(device)
-    same = parameter.device.type == wanted.type
-    if same and wanted.index in (None, parameter.device.index):
-        return model
-    return copy.deepcopy(model).to(wanted)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    import torch
-
-    try:
-        wanted = torch.device(device)
-        torch.empty(0, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            "Auditor.device",
-            expected="a device that torch can use here",
-            got=f"{str(device)!r} ({str(error).splitlines()[0]})",
-            hint="Leave it out to run where the model is.",
-        ) from error
-    return wanted
-
-
-def _range(given: Any) -> tuple[float, float] | None:
-    """Two finite numbers, the smaller first."""
-    if given is None:
-        return None
-    try:
-        low, high = map(float, given)
-    except (TypeError, ValueError):
-        low, high = math.nan, math.nan
-    if not -math.inf < low < high < math.inf:
-        raise ConfigError(
-            "Auditor.value_range",
-            expected="(low, high), two finite numbers, low < high",
-            got=repr(given),
-            hint="Name the values of black and white, such as (0, 4095).",
-        )
-    return low, high
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _refuse_resume(resume: str | Path | None) -> None:
-    if resume is not None:
-        raise ConfigError(
-            "Auditor.audit(resume=…)",
-            expected="images: an audit of token ids takes seconds and keeps nothing",
-            got="token ids",
-            hint="Leave resume out.",
-        )
-
-
-def _refuse_both(loss: object, training_step: object) -> None:
-    if loss is not None and training_step is not None:
-        raise ConfigError(
-            "Auditor.loss",
-            expected="loss= or training_step=",
-            got="both",
-            hint="A training step computes its own loss.",
-        )

@@ -59,6 +59,10 @@ class FeatureExposure:
         """
         return self.cut.finish(model, lambda: self._forward(model, images), features)
 
+    def whole(self, model: nn.Module, images: Tensor) -> Any:
+        """The output of the whole model, uncut."""
+        return self._forward(model, images)
+
     def _forward(self, model: nn.Module, images: Tensor) -> Any:
         inputs = self.normalisation.apply(images)
         inputs = inputs.clone() if inputs is images else inputs

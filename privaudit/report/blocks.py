@@ -286,7 +286,7 @@ class Curves(Block):
 
 @dataclass(frozen=True)
 class Bar:
-    """One value with what it would be by chance, in drawing units."""
+    """One value with what it is compared with, in drawing units."""
 
     x: float
     y: float
@@ -296,7 +296,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars(Block):
-    """Values in a row, each against its own value by chance, as inline SVG."""
+    """Values in a row, each against a value of its own, as inline SVG."""
 
     kind: ClassVar[str] = "bars"
     anchor: str
@@ -312,6 +312,10 @@ class Bars(Block):
     bars: tuple[Bar, ...]
     rows: tuple[tuple[float, str], ...]
     axis: str
+    legend: str
+    """What the bars and the lines across them are."""
+    ticks: tuple[tuple[float, str], ...] = ()
+    """Names below bars; empty where the axis counts."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ def noun(record: AuditRecord) -> str:
     return "image" if record.kind == "images" else "sample"
 
 
+def observation(record: AuditRecord) -> str:
+    """What the attacker saw, in one word."""
+    return "gradient" if record.exposure == "gradient" else "features"
+
+
 def worded(record: AuditRecord, text: str) -> str:
     """A general text about images, as it reads for other samples."""
     if record.kind == "images":

@@ -45,8 +45,8 @@ MEANINGS = {
 }
 
 STATES = {
-    "exact": "the recomputed gradient matches, relative error below 1e-4: the image "
-    "is recovered",
+    "exact": "the recomputed observation matches, relative error below 1e-4: the "
+    "image is recovered",
     "converged": "the matching loss fell to 1 % of its way to the loss at the truth",
     "plateau": "stopped by itself after all its restarts without a match",
     "stopped": "ran out of budget",

@@ -40,11 +40,13 @@ def no_truth() -> Cause:
     )
 
 
-def truth_not_reached(error: float) -> Cause:
-    """Not even the true images give the observed gradient: the audit is void."""
+def truth_not_reached(error: float, seen: str = "gradient") -> Cause:
+    """Not even the true images give what was observed: the audit is void."""
     return Cause(
         code="truth-not-reached",
-        text=f"at the true images the recomputed gradient is off by {error:.1e}",
+        text=f"at the true images the recomputed {seen} "
+        + ("are" if seen == "features" else "is")
+        + f" off by {error:.1e}",
         remedy="Something random or stateful in the step is not replayed, so no attack "
         "could match it: see the findings, and mend that first.",
     )

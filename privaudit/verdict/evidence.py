@@ -93,6 +93,8 @@ class Evidence(BaseModel):
     samples: int = Field(ge=0)
     kind: Kind = "images"
     """What the samples are: decides which limits apply."""
+    exposure: Literal["gradient", "features"] = "gradient"
+    """What the attacker saw; texts say it."""
     skipped_inputs: int = Field(default=0, ge=0)
     """Inputs that were given and could not be audited."""
     truth_error: float | None = None

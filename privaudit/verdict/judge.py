@@ -112,7 +112,7 @@ def _doubts(
     if error is not None and not error <= above_noise(
         TRUTH_TOLERANCE, evidence.noise_floor
     ):
-        yield say.truth_not_reached(error)
+        yield say.truth_not_reached(error, evidence.exposure)
     if not any(a.state in RAN for a in required):
         yield say.no_required_attack()
     by_hand = evidence.partial is not None

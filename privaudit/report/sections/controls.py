@@ -108,9 +108,9 @@ def _preflight(record: AuditRecord) -> KeyValues:
                 "largest difference of the outputs",
             ),
             Fact(
-                "Gradient at the truth",
+                f"{facts.observation(record).capitalize()} at the truth",
                 phrases.number(checks.loss_at_truth),
-                "relative error of the recomputed gradient",
+                f"relative error of the recomputed {facts.observation(record)}",
             ),
             Fact("Second derivative", checks.double_backward),
         )

@@ -25,6 +25,12 @@ _WRONG = (
     "few.",
     "The limits were chosen after the values were known.",
 )
+_FOR_SPLITS = {
+    _ALWAYS[0]: "The result holds for this model with these weights, these images and "
+    "this cut. Another checkpoint or another cut can leak more or less.",
+    _WRONG[0]: "What the device really sends is not what the model gives at this cut, "
+    "for example other preprocessing, another precision, or more than these features.",
+}
 
 
 @section(order=120)
@@ -47,6 +53,8 @@ def limitations_of(record: AuditRecord, _: Pictures) -> Section:
 
 
 def _worded(record: AuditRecord, texts: tuple[str, ...]) -> list[str]:
+    if record.exposure == "features":
+        texts = tuple(_FOR_SPLITS.get(text, text) for text in texts)
     return [facts.worded(record, text) for text in texts]
 
 

@@ -13,13 +13,16 @@ from privaudit.result import AuditRecord
 def who_attacks(record: AuditRecord, _: Pictures) -> Section:
     """The threat model that every number of the page holds for."""
     model = record.threat_model
-    rows = (
+    rows: tuple[Fact, ...] = (
         Fact("Attacker", phrases.sentence(model.attacker)),
         Fact("Exposure", phrases.sentence(model.exposure)),
-        Fact("Client", _client(record)),
-        Fact("Labels", _labels(record)),
-        Fact("Dropout masks", _masks(record)),
     )
+    if record.exposure == "gradient":
+        rows += (
+            Fact("Client", _client(record)),
+            Fact("Labels", _labels(record)),
+            Fact("Dropout masks", _masks(record)),
+        )
     lists = tuple(
         Bullets(tuple(map(phrases.sentence, items)), title)
         for title, items in (

@@ -1,0 +1,164 @@
+"""What a user gave the Auditor, checked: each fault is named before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privaudit.config import Split
+from privaudit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:
+    """The model where it is wanted: a copy, should that be elsewhere."""
+
+    parameter = next(model.parameters(), None)
+    if device is None or parameter is None:
+        return model
+    wanted = usable_device(device)
+    same = parameter.device.type == wanted.type
+    if same and wanted.index in (None, parameter.device.index):
+        return model
+    return copy.deepcopy(model).to(wanted)
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """A device that torch can use here.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    import torch
+
+    try:
+        wanted = torch.device(device)
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            "Auditor.device",
+            expected="a device that torch can use here",
+            got=f"{str(device)!r} ({str(error).splitlines()[0]})",
+            hint="Leave it out to run where the model is.",
+        ) from error
+    return wanted
+
+
+def value_bounds(given: Any) -> tuple[float, float] | None:
+    """Two finite numbers, the smaller first."""
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(
+            "Auditor.value_range",
+            expected="(low, high), two finite numbers, low < high",
+            got=repr(given),
+            hint="Name the values of black and white, such as (0, 4095).",
+        )
+    return low, high
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a callable is called in a record."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def refuse_resume(resume: str | Path | None, what: str) -> None:
+    """Refuse a folder to resume from where nothing is kept.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    if resume is not None:
+        raise ConfigError(
+            "Auditor.audit(resume=…)",
+            expected="an audit of gradients of images",
+            got=what,
+            hint="Leave resume out.",
+        )
+
+
+def whole(model: nn.Module | None, split: Any) -> nn.Module:
+    """The model; made of its two halves where these were given."""
+    if isinstance(split, tuple) and len(split) == 2:
+        from privaudit.exposure import Pair
+
+        return Pair(*split)
+    if model is None:
+        raise ConfigError(
+            "Auditor(model)",
+            expected="a model",
+            got="None",
+            hint="Only with split=(client, server) is there no model to pass.",
+        )
+    return model
+
+
+def named_split(split: Any) -> Split | None:
+    """The cut as it is recorded; ``client`` for (client, server).
+
+    Raises:
+        ConfigError: Not a way to name a cut.
+    """
+    if isinstance(split, tuple):
+        return Split("client")
+    if split is None or isinstance(split, Split):
+        return split
+    if isinstance(split, str):
+        return Split(split)
+    raise ConfigError(
+        "Auditor.split",
+        expected="a name, Split(...), or (client, server)",
+        got=type(split).__name__,
+        hint='Name a module, such as split="blocks.6".',
+    )
+
+
+def refuse_with_split(
+    split: Split | None, training_step: object, priors: Mapping[str, object]
+) -> None:
+    """Refuse what does not go together with a cut, or not without one.
+
+    Raises:
+        ConfigError: A training step with a cut; priors without one.
+    """
+    if split is not None and training_step is not None:
+        raise ConfigError(
+            "Auditor.split",
+            expected="split= or training_step=",
+            got="both",
+            hint="A split model sends features, a training step a gradient: audit "
+            "each by itself.",
+        )
+    if split is None and priors:
+        raise ConfigError(
+            "Auditor.priors",
+            expected="split=: priors are of attacks on features",
+            got=", ".join(sorted(priors)),
+            hint="Leave priors out, or name the cut.",
+        )
+
+
+def refuse_both(loss: object, training_step: object) -> None:
+    """Refuse a loss beside a training step.
+
+    Raises:
+        ConfigError: Both were given.
+    """
+    if loss is not None and training_step is not None:
+        raise ConfigError(
+            "Auditor.loss",
+            expected="loss= or training_step=",
+            got="both",
+            hint="A training step computes its own loss.",
+        )
