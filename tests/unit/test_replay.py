@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -188,9 +189,12 @@ def _random(x: Tensor) -> Tensor:
     return (x * torch.rand_like(x)).sum()
 
 
-def _writing(x: Tensor, kept: Tensor = torch.zeros(())) -> Tensor:
-    kept.add_(x.detach().sum())
-    return (x * kept).sum()
+KEPT = torch.zeros(())
+
+
+def _writing(x: Tensor) -> Tensor:
+    KEPT.add_(x.detach().sum())
+    return (x * KEPT).sum()
 
 
 def _through_a_view(x: Tensor) -> Tensor:
@@ -261,6 +265,36 @@ def test_a_model_that_changes_unseen_is_found_out_and_its_best_forgotten() -> No
     )
     assert found.way == "plain"
     assert found.total_best >= 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_kernels_equal_the_reference_to_rounding() -> None:
+    scene = Scene(mlp, torch.float32)
+    slopes = traced(Slopes(scene.objective, scene.leaves, MANY, compiled=True))
+    assert slopes.way == "compiled", slopes.refused
+    moved(scene.leaves)
+    slopes()
+    fast = slopes()
+    reference = Slopes(lambda: scene.objective(factor=False), scene.leaves, 1)()
+    assert apart((fast.total,), (reference.total,)) < 1e-5
+    assert apart(fast.gradients, reference.gradients) < 1e-5
+    assert slopes.way == "compiled"
+
+
+def test_without_a_compiler_iterations_are_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(*_: object) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr("torch._inductor.compile", missing)
+    x = torch.ones(2, requires_grad=True)
+    slopes = traced(Slopes(lambda: _square(x), [x], MANY, compiled=True))
+    assert slopes.way == "replayed"
+    assert "no C++ compiler" in slopes.refused
+    assert slopes().gradients[0].tolist() == [2.0, 2.0]
 
 
 def test_added_zeros_are_left_out() -> None:
