@@ -57,7 +57,7 @@ def check_cut(model: nn.Module, cut: AnyCut, run: Run, inputs: Tensor) -> CutChe
     require_float(inputs)
     with kept_world():
         sent = _sent(model, cut, run, inputs)
-        _check_batch(cut, sent, inputs)
+        require_batch_first(cut.name, sent, len(inputs))
         again = _sent(model, cut, run, inputs)
         random = _difference(sent, again) > TOLERANCE
         error, beside = (0.0, []) if random else _beside(model, cut, run, inputs, sent)
@@ -130,11 +130,16 @@ def _difference(a: Tensor, b: Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
-def _check_batch(cut: AnyCut, sent: Tensor, inputs: Tensor) -> None:
-    if sent.dim() == 0 or sent.shape[0] != len(inputs):
+def require_batch_first(name: str, sent: Tensor, count: int) -> None:
+    """Refuse features that are not one row an image.
+
+    Raises:
+        ConfigError: The first axis has another length than the batch.
+    """
+    if sent.dim() == 0 or sent.shape[0] != count:
         raise ConfigError(
-            f"split {cut.name}",
-            expected=f"features whose first axis is the {len(inputs)} image(s)",
+            f"split {name}",
+            expected=f"features whose first axis is the {count} image(s)",
             got=f"shape {tuple(sent.shape)}",
             hint="Windows or time come first here: cut at the block around it, or "
             "build attention with batch_first=True.",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 from privaudit._guard import kept_world
+from privaudit.adapters import require_images
 from privaudit.config import Split
 from privaudit.errors import ConfigError, PrivauditError
 from privaudit.exposure import _outputs
@@ -35,9 +36,10 @@ def resolve(model: nn.Module, split: Split | str, forward: Forward) -> AnyCut:
         forward: Runs the model on a sample.
 
     Raises:
-        ConfigError: No such name; called several times or not at all; nothing to send
-            there; the model does not take the sample.
+        ConfigError: A whole CLIP; no such name; called several times or not at all;
+            nothing to send there; the model does not take the sample.
     """
+    require_images(model)
     split = Split(split) if isinstance(split, str) else split
     path, call = _parsed(model, split.name)
     if path is None:

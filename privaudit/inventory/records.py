@@ -38,6 +38,37 @@ class StochasticCall(BaseModel):
         return f"{self.path}#{self.call}"
 
 
+class SplitCandidate(BaseModel):
+    """One place where a model can be cut, in call order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """As users write it: ``blocks.6``, or ``l#1`` for the second call."""
+    kind: str
+    """Class of the module."""
+    aliases: list[str] = Field(default_factory=list)
+    """Other modules that give the same values."""
+    shape: list[int] = Field(default_factory=list)
+    """Of one image's features."""
+    bytes_per_image: int = 0
+    """What a device sends, in the type that the model computes in."""
+    chosen: str = ""
+    """Which element is sent, where the output is a collection."""
+    layout: str | None = None
+    """``tokens``, ``nchw``, ``nhwc`` or ``vector``; None: not clear from itself."""
+    prefix_tokens: int = 0
+    grid: tuple[int, int] | None = None
+    layout_source: str = ""
+    client_flops: int | None = None
+    """Floating-point operations of the device for one image, two for a multiply-add;
+    only matrix products and convolutions count."""
+    complete: bool | None = None
+    """Whether all that the output depends on goes through here; None: not tried."""
+    note: str = ""
+    """Why it cannot be used as it is, in plain words; empty where it can."""
+
+
 class Finding(BaseModel):
     """Something worth knowing, in plain words, with a remedy."""
 
