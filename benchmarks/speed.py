@@ -1,196 +1,208 @@
-"""How fast gradient matching runs, against a plain loop that forms every gradient.
+"""How fast gradient matching runs, against two plain loops that form every gradient.
 
-    python benchmarks/speed.py --out speed.json [--data FOLDER] [--device cuda]
+    python benchmarks/speed.py --out speed.json [--data FOLDER] [--compiled] [--full]
 
 Dropout inversion with random starts, batch 1, p = .25, 32×32, one thread: iterations a
-second of one victim in the plain loop, in the factored loop, and of many victims at
-once (victims × iterations a second). Median of some runs, all in this process, plain
-and fast in turn, so that a busy machine slows both. ``--quick`` is a dry run.
+second of one victim in a plain loop (``careful`` and ``usual``, see _speed_plain.py),
+and of one or many victims as an audit runs them (victims × iterations a second):
+before an iteration is traced, once it is replayed, and, with ``--compiled``, as kernels
+of its own. Median of some runs, all in this process and in turn, so that a busy machine
+slows all alike; CPU time, but for what compiling takes.
+
+Then: how the time grows with victims, batch, width and tokens, and how many seconds
+pass until SSIM .85 and .95. ``--full`` also runs the plain loop on the ViT (minutes).
+``--quick`` is a dry run. ``--parts`` picks some of "pace growth quality".
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import resource
-import statistics
+import platform
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from privaudit._controls import shipped_images
-from privaudit._pixels import Normalisation
-from privaudit.attacks import DropoutInversion
-from privaudit.attacks._minimise import Objective, Schedule, Unknown, minimise
-from privaudit.config import Budget
-from privaudit.distances import Cosine
-from privaudit.exposure import GradientExposure
-from privaudit.exposure.predict import observed_as, predict
-from privaudit.priors import TotalVariation
-from privaudit.types import AttackerKnowledge, Batch, Target
+from benchmarks._speed_common import (
+    RATE,
+    Pace,
+    Victims,
+    attack_pace,
+    flops,
+    gemm_peak,
+    middle,
+    peak_mib,
+    steps_per_s,
+    victims_of,
+)
+from benchmarks._speed_growth import GROWTH
+from benchmarks._speed_plain import PlainLoop
+from benchmarks._speed_quality import quality
 from tests.models.dia import ViT, lenet, mlp
 
-CIFAR = Normalisation((0.49147, 0.48226, 0.44677), (0.24703, 0.24349, 0.26159))
-RATE = 0.25
-CELLS: tuple[tuple[str, Callable[..., nn.Module], int, int], ...] = (
-    ("mlp", mlp, 1, 120),
-    ("mlp", mlp, 4, 60),
-    ("mlp", mlp, 16, 40),
-    ("mlp", mlp, 64, 30),
-    ("lenet", lenet, 1, 120),
-    ("lenet", lenet, 16, 40),
-    ("vit", ViT, 1, 20),
-    ("vit", ViT, 16, 5),
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "lenet": lenet, "vit": ViT}
+CELLS: tuple[tuple[str, int, int], ...] = (
+    ("mlp", 1, 200),
+    ("mlp", 4, 100),
+    ("mlp", 16, 60),
+    ("mlp", 64, 40),
+    ("lenet", 1, 200),
+    ("lenet", 16, 40),
+    ("vit", 1, 20),
+    ("vit", 16, 10),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Victims:
-    """Clients of one model."""
-
-    model: nn.Module
-    exposure: GradientExposure
-    batches: list[Batch]
-    steps: list[Any]
+"""Model, victims at once, iterations that are timed."""
+PARTS = ("pace", "growth", "quality")
 
 
 def main() -> None:
     """Measure every cell; print a line each, write them all."""
+    options = parsed()
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {
+        "torch": torch.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "gemm_gflop_per_s": gemm_peak(options.device),
+    }
+    for part in options.parts:
+        record[part] = []
+        for row in {"pace": paces, "growth": growth, "quality": qualities}[part](
+            options
+        ):
+            record[part].append(row)
+            print(json.dumps(row), flush=True)
+            options.out.write_text(json.dumps(record, indent=1))
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="folder of the DIA authors' victims")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--full", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for name, build, count, iterations in CELLS:
-        iterations = 2 if options.quick else iterations
-        victims = _victims(build, count, options)
-        fast, plain = [], []
-        for _ in range(1 if options.quick else options.runs):
-            plain.append(_plain(victims, max(2, iterations // 2), options.device))
-            fast.append(_fast(victims, iterations, options.device))
-        row = {
-            "model": name,
-            "victims": count,
-            "device": options.device,
-            "plain_iterations_per_s": statistics.median(plain),
-            "fast_iterations_per_s": statistics.median(fast),
-            "ratio": statistics.median(f / p for f, p in zip(fast, plain, strict=True)),
-            "peak_memory_mib": _peak(options.device),
-        }
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        options.out.write_text(json.dumps(rows, indent=1))
+    return parser.parse_args()
 
 
-def _victims(
-    build: Callable[..., nn.Module], count: int, options: argparse.Namespace
-) -> Victims:
-    images = _images(count, options.data).to(options.device)
-    torch.manual_seed(0)
-    model = build(RATE, channels=3, size=32).to(options.device)
-    exposure = GradientExposure(CIFAR)
-    batches, steps = [], []
-    for v in range(count):
-        label = torch.tensor([v % 10], device=options.device)
-        batches.append(Batch(images[v : v + 1], label))
-        steps.append(exposure.observe(model, batches[-1], seed=v))
-    return Victims(model, exposure, batches, steps)
+def paces(options: argparse.Namespace) -> Any:
+    """One row a cell."""
+    for name, count, iterations in CELLS:
+        if name in options.models and not (options.quick and count > 4):
+            build = functools.partial(MODELS[name], RATE, channels=3, size=32)
+            victims = victims_of(build, count, device=options.device, data=options.data)
+            row = {"model": name, "victims": count, "device": options.device}
+            yield row | _pace(victims, iterations, options)
 
 
-def _images(count: int, folder: Path | None) -> Tensor:
-    if folder is None:
-        return shipped_images(count, (3, 32, 32))
-    with np.load(folder / "dia_victims_cifar10.npz") as store:
-        return torch.from_numpy(store["images"][:count]).permute(0, 3, 1, 2) / 255
+def _pace(
+    victims: Victims, iterations: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Plain loops and attack in turn; medians, and ratios by name."""
+    plain: dict[str, list[float]] = {"careful": [], "usual": []}
+    fast: dict[str, list[Pace]] = {"replayed": []}
+    if options.compiled:
+        fast["compiled"] = []
+    few = 10 if options.quick else max(10, iterations // 4)
+    for _ in range(1 if options.quick else options.runs):
+        careful, usual = PlainLoop(victims, "careful"), PlainLoop(victims, "usual")
+        plain["careful"].append(steps_per_s(careful.step, few, options.device))
+        plain["usual"].append(steps_per_s(usual.step, few, options.device))
+        for way, seen in fast.items():
+            seen.append(
+                attack_pace(
+                    victims,
+                    10 if options.quick else iterations,
+                    device=options.device,
+                    compiled=way == "compiled",
+                )
+            )
+    return _summary(plain, fast, flops(victims), options.device)
 
 
-def _plain(victims: Victims, iterations: int, device: str) -> float:
-    """One victim, every gradient formed, nothing shared: the usual implementation."""
-    batch, step, model = victims.batches[0], victims.steps[0], victims.model
-    exposure, tv = victims.exposure, TotalVariation()
-    inputs = torch.randn(batch.images.shape).to(device).requires_grad_()
-    masks = [
-        torch.rand(d.value.shape).lt(1 - RATE).float().to(device).requires_grad_()
-        for d in step.tape
-    ]
-    seen: list[Any] = []
+def _summary(
+    plain: dict[str, list[float]], fast: dict[str, list[Pace]], work: float, device: str
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        f"plain_{k}_iterations_per_s": middle(v) for k, v in plain.items()
+    }
+    rates = {way: [p.after for p in paces] for way, paces in fast.items()}
+    rates["traced_never"] = [p.before for p in fast["replayed"]]
+    for way, found in rates.items():
+        row[f"{way}_victim_iterations_per_s"] = middle(found)
+        for kind, base in plain.items():
+            row[f"{way}_over_{kind}"] = middle(
+                [f / p for f, p in zip(found, base, strict=True)]
+            )
+    for way, paces in fast.items():
+        row[f"{way}_set_up_s"] = [round(p.trace_s, 2) for p in paces]
+    peak = gemm_peak(device)
+    row["mflop_per_victim_iteration"] = work / 1e6
+    row["gemm_gflop_per_s"] = peak
+    row["share_of_gemm_peak"] = {
+        w: middle(r) * work / 1e9 / peak for w, r in rates.items()
+    }
+    row["peak_memory_mib_so_far"] = peak_mib(device)
+    return row
 
-    def objective() -> Objective:
-        guess = predict(
-            exposure,
-            model,
-            Batch(CIFAR.invert(inputs), batch.labels),
-            step.tape.with_values(masks),
-            factor=False,
+
+def growth(options: argparse.Namespace) -> Any:
+    """Milliseconds of an iteration along one axis at a time."""
+    for case in GROWTH:
+        if options.quick and case.victims * case.batch > 4:
+            continue
+        victims = victims_of(
+            case.build,
+            case.victims,
+            batch=case.batch,
+            device=options.device,
+            data=options.data,
         )
-        if not seen:
-            seen.append(observed_as(guess, step.observation.gradients))
-        matching = Cosine().measure(guess, seen[0])
-        rates = torch.stack([(RATE - (1 - m.mean())).abs() for m in masks]).sum()
-        return Objective(matching, matching + 1e-5 * tv.penalty(inputs) + 1e-4 * rates)
-
-    unknowns = [Unknown([inputs], lambda v: v.clamp(-2, 2.3), sign=True)]
-    unknowns += [Unknown([m], lambda v: v.clamp(0, 1)) for m in masks]
-    minimise(objective, unknowns, schedule=Schedule(iterations=1), budget=Budget())
-    started = _now(device)
-    minimise(
-        objective, unknowns, schedule=Schedule(iterations=iterations), budget=Budget()
-    )
-    return iterations / (_now(device) - started)
-
-
-def _fast(victims: Victims, iterations: int, device: str) -> float:
-    """As an audit runs it; set-up (factors of what was observed) not counted."""
-    both = []
-    for count in (1, iterations + 1):
-        attack = DropoutInversion(schedule=Schedule(iterations=count))
-        memory: dict[str, object] = {}
-        targets = [
-            Target(victims.model, victims.exposure, AttackerKnowledge(b.labels), memory)
-            for b in victims.batches
-        ]
-        generators = [torch.Generator().manual_seed(v) for v in range(len(targets))]
-        observations = [s.observation for s in victims.steps]
-        started = _now(device)
-        if len(targets) == 1:
-            attack.run(
-                targets[0], observations[0], budget=Budget(), generator=generators[0]
-            )
-        else:
-            done = attack.run_many(
-                targets, observations, budget=Budget(), generators=generators
-            )
-            if done is None:
-                raise SystemExit("these victims do not run together")
-        both.append(_now(device) - started)
-    return len(victims.batches) * iterations / max(1e-9, both[1] - both[0])
+        pace = attack_pace(
+            victims,
+            10 if options.quick else case.iterations,
+            device=options.device,
+            compiled=options.compiled,
+        )
+        row = {"axis": case.axis, "value": case.value, "model": case.model}
+        row["device"] = options.device
+        each = {
+            k: case.victims / v * 1e3
+            for k, v in asdict(pace).items()
+            if v and k != "trace_s"
+        }
+        yield row | {
+            f"ms_per_iteration_{k}": float(f"{v:.4g}") for k, v in each.items()
+        }
 
 
-def _now(device: str) -> float:
-    """Seconds of this process on the CPU; of the wall once a GPU has finished."""
-    if device == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _peak(device: str) -> float:
-    if device == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return torch.cuda.max_memory_allocated() / 2**20
+def qualities(options: argparse.Namespace) -> Any:
+    """Seconds to a likeness, for the MLP and the ViT."""
+    for name in ("mlp", "vit"):
+        if name not in options.models:
+            continue
+        build = functools.partial(MODELS[name], RATE, channels=3, size=32)
+        victims = victims_of(build, 1, device=options.device, data=options.data)
+        yield quality(
+            name,
+            victims,
+            device=options.device,
+            iterations=20 if options.quick else 9000,
+            plain=name == "mlp" or options.full,
+            search=name == "mlp" or options.full,
+        )
 
 
 if __name__ == "__main__":
