@@ -86,3 +86,38 @@ Limits = Annotated[
 ResultPath = Annotated[
     Path, typer.Argument(help="The folder that `audit --out` wrote, or its result.json")
 ]
+SplitAt = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        help="Cut the model at this module, such as blocks.6, and attack what it sends",
+    ),
+]
+Layout = Annotated[
+    Literal["tokens", "nchw", "nhwc", "vector"] | None,
+    typer.Option("--layout", help="Of the features, where it is not found"),
+]
+PrefixTokens = Annotated[
+    int | None,
+    typer.Option("--prefix-tokens", min=0, help="Tokens before the patches"),
+]
+Public = Annotated[
+    list[Path] | None,
+    typer.Option("--public", help="Images that the attacker has; may be repeated"),
+]
+InverseNetworkFile = Annotated[
+    Path | None,
+    typer.Option("--inverse-network", help="Trained before, .safetensors"),
+]
+Attacks = Annotated[
+    str, typer.Option("--attacks", help="auto, all, or names with commas")
+]
+BudgetOption = Annotated[
+    str, typer.Option("--budget", help="quick, standard, thorough, or seconds")
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cpu")
+]
+Images = Annotated[
+    list[Path], typer.Option("--images", help="Files or folders; may be repeated")
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,40 @@ def size(text: str | None) -> tuple[int, int] | None:
     if not all(s.isdecimal() and int(s) > 0 for s in sides) or len(sides) > 2:
         raise bad("--size", "N or HEIGHTxWIDTH", text)
     return int(sides[0]), int(sides[-1])
+
+
+def attacks(text: str) -> Any:
+    """``auto``, ``all``, or names."""
+    return text if text in ("auto", "all") else words(text)
+
+
+def split(name: str | None, layout: Any, prefix_tokens: int | None) -> Any:
+    """Where to cut, or nothing.
+
+    Raises:
+        ConfigError: A layout without a cut.
+    """
+    from privaudit.config import Split
+
+    if name is not None:
+        return Split(name, layout=layout, prefix_tokens=prefix_tokens)
+    if layout is not None or prefix_tokens is not None:
+        raise bad("--split", "the cut that --layout is about", "nothing")
+    return None
+
+
+def priors(
+    public: list[Path] | None,
+    inverse_network: Path | None,
+    load: Callable[[list[Path]], Any],
+) -> dict[str, object]:
+    """What the attacker on features has beside the model."""
+    found: dict[str, object] = {}
+    if public:
+        found["public_images"] = load(public)
+    if inverse_network is not None:
+        found["inverse_network"] = inverse_network
+    return found
 
 
 def bad(where: str, expected: str, got: str) -> ConfigError:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from privaudit._align import assignment, mask_scores
+from privaudit._controls import shipped_images
 from privaudit._kept import UNREACHED
 from privaudit._pixels import to_png
 from privaudit._runner import AnyRun, Client, Subject, WaitingClient
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.metrics import METRICS, Metric
-from privaudit.metrics._controls import picture_ladder
+from privaudit.metrics._controls import picture_ladder, unrelated_pairs
 from privaudit.result import (
     AttackRecord,
     CurvePoint,
@@ -28,7 +29,7 @@ from privaudit.result import (
 )
 from privaudit.tape import Tape
 from privaudit.types import Reconstruction
-from privaudit.verdict import AttackEvidence, Partial, Score
+from privaudit.verdict import AttackEvidence, Partial, Score, UnrelatedPairs
 
 
 @dataclass
@@ -196,6 +197,8 @@ def _scores(
     scores = {}
     for name, cls in METRICS.items():
         metric = cls()
+        if metric.unavailable():
+            continue  # told once, for the whole audit
         if metric.scope == "set":
             if len(truth) > 1:
                 scores[name] = _set_score(metric, truth, guess, present)
@@ -206,6 +209,12 @@ def _scores(
             for s, there in zip(measured, present, strict=True)
         ]
     return scores
+
+
+def metrics_off() -> dict[str, str]:
+    """Metrics that cannot be measured here, with the reason: off, not 0."""
+    reasons = {name: cls().unavailable() for name, cls in METRICS.items()}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _set_score(
@@ -255,3 +264,29 @@ def ladder_records(
         )
         for rung in picture_ladder(image, generator=generator)
     ]
+
+
+def strangers(
+    images: Tensor, pictures: Pictures, *, seed: int
+) -> tuple[list[UnrelatedPairs], str]:
+    """Negative control: what images score that have nothing to do with each other.
+
+    Args:
+        images: The user's, (batch, channels, height, width) in [0, 1].
+        pictures: Gets one that is no image of the user's, to be shown beside.
+        seed: Of the draw of pairs.
+
+    Returns:
+        One entry per metric of single images, and the name of the picture.
+    """
+    channels, height, width = images.shape[1:]
+    others = shipped_images(64, (channels, height, width))
+    generator = torch.Generator().manual_seed(seed)
+    pairs = [
+        unrelated_pairs(metric, images, others, generator=generator)
+        for metric in (cls() for cls in METRICS.values())
+        if metric.scope == "image"
+        and not metric.identical_is_infinite
+        and not metric.unavailable()
+    ]
+    return pairs, pictures.add("images/unrelated.png", others[-1])

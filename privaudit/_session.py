@@ -27,7 +27,14 @@ from privaudit._runner import (
     run,
 )
 from privaudit._sample import Sample, read_sample
-from privaudit._scoring import Pictures, attack_record, ladder_records, partial_of
+from privaudit._scoring import (
+    Pictures,
+    attack_record,
+    ladder_records,
+    metrics_off,
+    partial_of,
+    strangers,
+)
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit._threat import threat_model
 from privaudit.attacks import Attack
@@ -37,8 +44,6 @@ from privaudit.exposure.output import input_keyword
 from privaudit.inventory import Finding, Inventory, dropout_findings
 from privaudit.inventory.outside import OutsideWatch
 from privaudit.inventory.take import Evidence, take
-from privaudit.metrics import METRICS
-from privaudit.metrics._controls import unrelated_pairs
 from privaudit.result import (
     AttackRecord,
     AuditRecord,
@@ -52,7 +57,7 @@ from privaudit.result import (
 )
 from privaudit.tape import Tape
 from privaudit.types import AttackerKnowledge, Batch, Target
-from privaudit.verdict import UnrelatedPairs, judge
+from privaudit.verdict import judge
 
 if TYPE_CHECKING:
     from privaudit._resume import Resumed
@@ -115,7 +120,7 @@ class Session:
         ]
         records += self._not_run(attacks, runs)
         control = None if clock.cancelled else self._control(target, runs)
-        pairs, stranger = self._unrelated(pictures)
+        pairs, stranger = strangers(self.sample.images, pictures, seed=self.config.seed)
         evidence = gather_evidence(
             len(self.sample.images),
             records,
@@ -131,6 +136,7 @@ class Session:
         image = self.sample.images[shown]
         record = AuditRecord(
             verdict=verdict,
+            metrics_off=metrics_off(),
             config=self.config,
             threat_model=self._threat_model(),
             inventory=self._with_findings(runs, doubts),
@@ -219,17 +225,6 @@ class Session:
 
     def _batch(self, start: int, stop: int) -> Batch:
         return _batch(self.model, self.sample, self.labels, start, stop)
-
-    def _unrelated(self, pictures: Pictures) -> tuple[list[UnrelatedPairs], str | None]:
-        images = self.sample.images
-        others = shipped_images(64, tuple(images.shape[1:]))  # type: ignore[arg-type]
-        generator = torch.Generator().manual_seed(self.config.seed)
-        pairs = [
-            unrelated_pairs(cls(), images, others, generator=generator)
-            for cls in METRICS.values()
-            if cls.scope == "image" and not cls.identical_is_infinite
-        ]
-        return pairs, pictures.add("images/unrelated.png", others[-1])
 
     def _samples(
         self, clients: Sequence[AnyClient], pictures: Pictures

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privaudit.attacks import Attack, FeatureAttack
+    from privaudit.inventory.records import SplitCandidate
     from privaudit.recording import RecordedStep, Update
+    from privaudit.study.sweep import Study
 
     Gradients = Mapping[str, torch.Tensor | None] | Mapping[str, torch.Tensor]
 
@@ -212,6 +214,26 @@ class Auditor:
             own = (self._loss, self._training_step)
             return session.audit(self._attacks, resumed(session, resume, own))
 
+    def attack_features(self, h: torch.Tensor, *, truth: Any = None) -> AuditResult:
+        """Attack features that were recorded elsewhere, as the server would.
+
+        The model must hold the weights that made them, and ``split`` name the cut.
+
+        With ``truth`` everything is scored and judged as in :meth:`audit`. Without it
+        reconstructions are made and shown, but nothing can be scored: the verdict is
+        inconclusive, never "no leak found".
+
+        Args:
+            h: (batch, …) as they left the device, one row an image.
+            truth: The images, as for :meth:`audit`; None: not known.
+
+        Raises:
+            ConfigError: No ``split``; features of another shape than the cut gives,
+                or not one row an image.
+        """
+        with self._open_features(truth, sent=h) as session:
+            return session.audit(self._feature_attacks)
+
     def attack_gradient(
         self,
         update: str | Path | Update | RecordedStep | Gradients,
@@ -260,6 +282,59 @@ class Auditor:
                 lambda sample, config: self._session(sample, config, started),
             )
 
+    def split_candidates(self, sample: Any = None) -> list[SplitCandidate]:
+        """Where the model can be cut: name, shape, bytes, layout, operations.
+
+        Args:
+            sample: As for :meth:`audit`; None uses a shipped photograph.
+        """
+        from privaudit.session.feature_cut import candidates
+
+        with pristine(self._model), _differentiable():
+            return candidates(
+                self._model, sample, config=self.config,
+                normalisation=self._normalisation,
+            )  # fmt: skip
+
+    def sweep(
+        self,
+        images: Any,
+        splits: Sequence[str | Split] | None = None,
+        *,
+        out: str | Path | None = None,
+    ) -> Study:
+        """Audit one cut after the other: where does the model leak, at which cost?
+
+        Args:
+            images: As for :meth:`audit`.
+            splits: Names or Splits, shallow to deep; None: up to eight of
+                :meth:`split_candidates`, spread over the model's depth.
+            out: A folder that keeps each cut once it is done, and gets the report. The
+                same call goes on where it was stopped.
+
+        Raises:
+            ConfigError: No cut to audit, or a sample that cannot be used.
+        """
+        from privaudit.study.store import Store
+        from privaudit.study.sweep import Study, Sweep, spread
+
+        if splits is None:
+            splits = spread(self.split_candidates(images))
+        chosen = [s if isinstance(s, Split) else Split(s) for s in splits]
+        if not chosen:
+            raise ConfigError(
+                "Auditor.sweep(splits)",
+                expected="at least one cut",
+                got="none",
+                hint="split_candidates(sample) lists them.",
+            )
+        made = Sweep(
+            lambda split: self._open_features(images, split),
+            self._feature_attacks,
+            None if out is None else Store(out),
+        )
+        return Study(made.run(chosen), made.pictures, made.computed)
+
     @contextmanager
     def _open_tokens(self, sample: Any) -> Iterator[TokenSession]:
         started = time.monotonic()
@@ -274,17 +349,23 @@ class Auditor:
             )
 
     @contextmanager
-    def _open_features(self, sample: Any) -> Iterator[FeatureSession]:
+    def _open_features(
+        self, sample: Any, split: Split | None = None, sent: torch.Tensor | None = None
+    ) -> Iterator[FeatureSession]:
         started = time.monotonic()
+        config = self.config
+        if split is not None:
+            config = config.model_copy(update={"split": split})
         with pristine(self._model), _differentiable():
             yield open_feature_session(
                 self._model,
                 sample,
-                config=self.config,
+                config=config,
                 normalisation=self._normalisation,
                 notes=self._notes,
                 priors=self._priors,
                 started=started,
+                sent=sent,
             )
 
     @contextmanager

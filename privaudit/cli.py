@@ -10,17 +10,24 @@ import contextlib
 import json
 import sys
 import traceback
-import warnings
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from privaudit import _cli_reproduce
+from privaudit import _cli_reproduce, _cli_split
 from privaudit import _options as read
+from privaudit._cli_common import build, explain, finish, own_output, step
 from privaudit._flags import (
+    Attacks,
+    BudgetOption,
     ChannelsLast,
+    Device,
     ImageMode,
+    Images,
+    InverseNetworkFile,
+    Layout,
     Limits,
     LocalSteps,
     MaxSsim,
@@ -30,34 +37,31 @@ from privaudit._flags import (
     Numbers,
     Optimizer,
     Out,
+    PrefixTokens,
+    Public,
     Range,
     Rate,
-    Redact,
     RedactOption,
     ResultPath,
     Seed,
     Size,
+    SplitAt,
     TrainingStep,
     Weights,
 )
 from privaudit._terminal import (
     progress,
     say,
-    show_attacks,
-    show_findings,
     show_inventory,
 )
 from privaudit.errors import (
     AttackError,
-    MissingDependencyError,
     NothingToAuditError,
-    ReportError,
 )
 from privaudit.errors import PrivauditError as _PrivauditError
 
 if TYPE_CHECKING:
-    from privaudit.result import AuditResult
-    from privaudit.verdict import Verdict
+    pass
 
 app = typer.Typer(
     name="privaudit",
@@ -68,6 +72,8 @@ app = typer.Typer(
 )
 
 app.add_typer(_cli_reproduce.app, name="reproduce")
+app.add_typer(_cli_split.networks, name="inverse-network")
+app.command()(_cli_split.sweep)
 
 JUDGING = ("demo", "audit", "gate")
 """Commands whose last line of standard output is the verdict, whatever happens."""
@@ -87,7 +93,7 @@ def demo(
     )
     with progress():
         result = run_demo(seed)
-    return _finish(result, out, redact, pdf=not out.suffix)
+    return finish(result, out, redact, pdf=not out.suffix)
 
 
 @app.command()
@@ -110,7 +116,7 @@ def inspect(
     from privaudit.auditor import Auditor
     from privaudit.config import Client
 
-    built = _build(model, weights)
+    built = build(model, weights)
     sample = None
     if images:
         sample = load_images(
@@ -121,13 +127,13 @@ def inspect(
         )
     found = Auditor(
         built,
-        training_step=_step(training_step, mode),
+        training_step=step(training_step, mode),
         mean=read.numbers(mean, "mean"),
         std=read.numbers(std, "std"),
         value_range=value_range,
         client=Client(mode=mode or "train"),
     )
-    with _own_output():
+    with own_output():
         inventory = found.inventory(sample)
     if as_json:
         print(inventory.model_dump_json(indent=2))
@@ -139,9 +145,7 @@ def inspect(
 @app.command()
 def audit(
     model: Model,
-    images: Annotated[
-        list[Path], typer.Option("--images", help="Files or folders; may be repeated")
-    ],
+    images: Images,
     out: Out,
     weights: Weights = None,
     labels: Annotated[
@@ -175,19 +179,18 @@ def audit(
         Literal["bfloat16", "float16"] | None,
         typer.Option("--autocast", help="Mixed precision that the client trains in"),
     ] = None,
-    attacks: Annotated[
-        str, typer.Option("--attacks", help="auto, all, or names with commas")
-    ] = "auto",
+    split: SplitAt = None,
+    layout: Layout = None,
+    prefix_tokens: PrefixTokens = None,
+    public: Public = None,
+    inverse_network: InverseNetworkFile = None,
+    attacks: Attacks = "auto",
     infer_labels: Annotated[
         bool, typer.Option("--infer-labels", help="Do not give the labels away")
     ] = False,
-    budget: Annotated[
-        str, typer.Option("--budget", help="quick, standard, thorough, or seconds")
-    ] = "standard",
+    budget: BudgetOption = "standard",
     seed: Seed = 0,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cpu")
-    ] = None,
+    device: Device = None,
     max_ssim: MaxSsim = None,
     limit: Limits = None,
     redact: RedactOption = "none",
@@ -196,7 +199,7 @@ def audit(
         typer.Option("--resume", help="Keep what is finished here, and go on from it"),
     ] = None,
 ) -> int:
-    """Attack the model's training step on your images; write a report; gate on it."""
+    """Attack the training step, or what a cut model sends; report it; gate on it."""
     from privaudit._label_files import load_labels
     from privaudit._loading import load_images
     from privaudit.auditor import Auditor
@@ -205,15 +208,18 @@ def audit(
     read.check_out(out)
     policy = read.policy(max_ssim, limit)
     sides = read.size(size)
-    pictures = load_images(
-        images, size=sides, mode=image_mode, channels_last=channels_last
+    load = partial(
+        load_images, size=sides, mode=image_mode, channels_last=channels_last
     )
+    pictures = load(images)
     ids = None if labels is None else load_labels(labels, pictures, size=sides)
     auditor = Auditor(
-        _build(model, weights),
+        build(model, weights),
+        split=read.split(split, layout, prefix_tokens),
+        priors=read.priors(public, inverse_network, load),
         mean=read.numbers(mean, "mean"),
         std=read.numbers(std, "std"),
-        training_step=_step(training_step, mode),
+        training_step=step(training_step, mode),
         value_range=value_range,
         shown_bands=read.bands(show_bands),
         client=Client(
@@ -226,15 +232,15 @@ def audit(
             momentum=read.fraction(momentum, "--momentum"),
         ),
         knowledge=Knowledge(labels="inferred" if infer_labels else "known"),
-        attacks=attacks if attacks in ("auto", "all") else read.words(attacks),
+        attacks=read.attacks(attacks),
         policy=policy,
         budget=read.budget(budget),
         seed=seed,
         device=device,
     )
-    with progress(), _own_output():
+    with progress(), own_output():
         result = auditor.audit((pictures, ids), resume=resume)
-    return _finish(result, out, redact)
+    return finish(result, out, redact)
 
 
 @app.command()
@@ -266,7 +272,7 @@ def gate(result: ResultPath, max_ssim: MaxSsim = None, limit: Limits = None) -> 
         if max_ssim is not None or limit
         else loaded.record.config.policy
     )
-    _explain(verdict)
+    explain(verdict)
     return verdict.exit_code
 
 
@@ -334,66 +340,3 @@ def _way_out(error: Exception) -> tuple[str, str, int]:
         return "inconclusive", "interrupted", 3
     traceback.print_exception(error)
     return "inconclusive", "internal error, please report it", 3
-
-
-def _finish(
-    result: AuditResult, out: Path, redact: Redact, *, pdf: bool = False
-) -> int:
-    """Show, save and judge. A PDF that cannot be drawn takes nothing from the rest."""
-    show_attacks(result)
-    show_findings(result.record.inventory)
-    for skipped in result.record.skipped_inputs:
-        say(f"Not audited: {skipped.name}: {skipped.reason}")
-    for place in [out, out / "report.pdf"] if pdf else [out]:
-        try:
-            _save(result, place, redact)
-        except (MissingDependencyError, ReportError) as error:
-            if place.suffix != ".pdf":
-                raise
-            say(str(error))
-    _explain(result.verdict)
-    return result.verdict.exit_code
-
-
-def _save(result: AuditResult, out: Path, redact: Redact) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        place = result.save(out, redact=redact)
-    for warning in caught:
-        say(str(warning.message))
-    say(f"Report: {place / 'report.html' if place.is_dir() else place}")
-
-
-def _explain(verdict: Verdict) -> None:
-    for cause in [*verdict.causes, *verdict.warnings]:
-        say(f"{cause.text}. {cause.remedy}")
-    print(verdict.line)
-
-
-def _step(spec: str | None, mode: str | None) -> Any:
-    """The user's training step, which leaves no choice of the mode."""
-    from privaudit._loading import load_training_step
-
-    if spec is not None and mode == "train":
-        raise read.bad(
-            "--mode", "as_is, or nothing, beside --training-step: modules keep the "
-            "modes that the factory gave them", mode,
-        )  # fmt: skip
-    with _own_output():
-        return None if spec is None else load_training_step(spec)
-
-
-def _own_output() -> contextlib.redirect_stdout[Any]:
-    """What the user's model prints goes beside the final line, never before it."""
-    return contextlib.redirect_stdout(sys.stderr)
-
-
-def _build(spec: str, weights: Path | None) -> Any:
-    from privaudit._loading import load_model, load_weights
-
-    with _own_output():
-        model = load_model(spec)
-    if weights is not None:
-        for note in load_weights(model, weights):
-            say(note)
-    return model

@@ -36,6 +36,10 @@ def noun(record: AuditRecord) -> str:
     return "image" if record.kind == "images" else "sample"
 
 
+SUBJECTS = {"gradient": "gradient inversion", "features": "split inference"}
+"""What an audit is about, by exposure."""
+
+
 def observation(record: AuditRecord) -> str:
     """What the attacker saw, in one word."""
     return "gradient" if record.exposure == "gradient" else "features"
@@ -206,6 +210,6 @@ def scope(record: AuditRecord) -> str:
     parts = [
         phrases.sentence(model.attacker).rstrip("."),
         f"sees {model.exposure}",
-        labels[labels_are(record)],
+        labels[labels_are(record)] if record.exposure == "gradient" else "",
     ]
     return " · ".join(part for part in parts if part)

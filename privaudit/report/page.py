@@ -95,6 +95,7 @@ def _render(record: AuditRecord, pictures: Pictures) -> str:
     environment = _environment(_template_folders())
     return environment.get_template(_PAGE).render(
         title=_title(record),
+        subject=facts.SUBJECTS[record.exposure],
         sections=sections,
         version=record.provenance.privaudit,
         started=phrases.moment(record.provenance.started),

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privaudit._pixels import Normalisation
-from privaudit.config import Split
+from privaudit._controls import shipped_images
+from privaudit._pixels import Normalisation, to_range
+from privaudit._sample import read_sample
+from privaudit._shape import expected_channels, stated_input_shape
+from privaudit.config import AuditConfig, Split
 from privaudit.exposure import (
     CutCheck,
     FeatureExposure,
@@ -20,9 +23,11 @@ from privaudit.exposure import (
     resolve,
 )
 from privaudit.exposure.cut_resolve import AnyCut
+from privaudit.exposure.output import input_keyword
 from privaudit.inventory import Finding, Inventory, findings
 from privaudit.inventory.layout import about_layout, find_layout
-from privaudit.inventory.records import StochasticCall
+from privaudit.inventory.records import SplitCandidate, StochasticCall
+from privaudit.inventory.split_candidates import split_candidates
 from privaudit.result import SplitRecord
 from privaudit.types import Batch, FeatureLayout
 
@@ -41,6 +46,7 @@ class OpenedCut:
         check: Whether everything goes through the cut.
         stochastic: What draws at random in one pass, in the mode of the audit.
         images: A few, on the model's device.
+        sent: Their features.
     """
 
     model: nn.Module
@@ -49,6 +55,7 @@ class OpenedCut:
     check: CutCheck
     stochastic: Sequence[StochasticCall]
     images: Tensor
+    sent: Tensor
 
     def inventory(self, notes: Sequence[Finding]) -> Inventory:
         """What is in the model, and what there is to know about this cut."""
@@ -140,7 +147,41 @@ def opened_cut(
         model, Batch(few, None), train=model.training
     )
     calls = [d.record(in_eval=d.active and not model.training) for d in tape.draws]
-    return OpenedCut(model, exposure, record, check, calls, few)
+    return OpenedCut(model, exposure, record, check, calls, few, sent)
+
+
+def candidates(
+    model: nn.Module,
+    given: Any,
+    *,
+    config: AuditConfig,
+    normalisation: Normalisation,
+) -> list[SplitCandidate]:
+    """Where a model can be cut, on the first image of a sample.
+
+    Args:
+        model: The whole model.
+        given: As for ``Auditor.audit``; None: a shipped photograph.
+        config: Of the audit.
+        normalisation: As the user gave it.
+    """
+    if config.client.mode == "train":
+        model.eval()
+    if given is None:
+        shipped = shipped_images(1, stated_input_shape(model))
+        given = to_range(shipped, config.value_range)
+    sample, normalisation = read_sample(
+        given,
+        normalisation,
+        channels=expected_channels(model),
+        value_range=config.value_range,
+    )
+    device = next(model.parameters(), torch.empty(0)).device
+    keyword = sample.keyword or input_keyword(model)
+    inputs = _given(normalisation, sample.images[:1].to(device))
+    return split_candidates(
+        model, lambda values: output.call(model, values, keyword), inputs
+    )
 
 
 def counted_flops(forward: Any) -> int | None:

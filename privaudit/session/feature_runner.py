@@ -45,11 +45,14 @@ class Request:
         batch: The image, (1, C, H, W).
         observation: Its features, (1, …).
         rows: Its place among the images.
+        truth_known: False for features that were recorded without their image: the
+            batch then only has its shape.
     """
 
     batch: Batch
     observation: FeatureObservation
     rows: range
+    truth_known: bool = True
 
 
 def run_features(
@@ -79,12 +82,14 @@ def run_features(
         first = group[0].rows.start + 1
         name = f"{attack.name}, image {first}"
         name += f" to {first + len(group) - 1}" if len(group) > 1 else ""
+        _warm(target, group)
         with labelled(f"{name} of {len(requests)}"):
             found = _group(
                 attack, target, group,
                 share=clock.share(len(groups) - number), seed=seed + number,
             )  # fmt: skip
         outcomes += found
+        _remember(target, group, found)
         if any(o.reason == INTERRUPTED for o in found):
             clock.cancel()
     return Run(attack, outcomes, time.monotonic() - started)
@@ -102,6 +107,37 @@ def _groups(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     size = max(1, min(TOGETHER_IMAGES, TOGETHER_VALUES // values))
     for start in range(0, len(requests), size):
         yield requests[start : start + size]
+
+
+def _warm(target: FeatureTarget, group: Sequence[Request]) -> None:
+    """Put the best images so far under ``start``, where each of the group has one."""
+    best = [target.memory.get(f"best-{r.rows.start}") for r in group]
+    target.memory.pop("start", None)
+    known = [b for b in best if isinstance(b, _Best)]
+    if len(known) == len(group):
+        target.memory["start"] = torch.cat([b.images for b in known])
+
+
+def _remember(
+    target: FeatureTarget, group: Sequence[Request], found: Sequence[Reconstruction]
+) -> None:
+    """Keep what comes closest to the features; the truth has no say in it."""
+    for request, outcome in zip(group, found, strict=True):
+        if outcome.images is None:
+            continue
+        key = f"best-{request.rows.start}"
+        error = feature_error(target, request, outcome.images)
+        known = target.memory.get(key)
+        if not isinstance(known, _Best) or error < known.error:
+            target.memory[key] = _Best(error, outcome.images.detach())
+
+
+@dataclass(frozen=True, eq=False)
+class _Best:
+    """The images of one request whose features are closest so far."""
+
+    error: float
+    images: Tensor
 
 
 def _group(
@@ -124,7 +160,8 @@ def _group(
             raise ValueError(f"{len(found)} results for {len(group)} images")
         truth = torch.cat([r.batch.images for r in group])
         searched = any(o.search is not None for o in found)
-        losses = attack.loss_at(target, seen, truth) if searched else None
+        held = searched and all(r.truth_known for r in group)
+        losses = attack.loss_at(target, seen, truth) if held else None
         known: Sequence[float | None] = losses or [None] * len(group)
         return [
             _checked(_converged(o, loss), target, r)
@@ -186,6 +223,8 @@ def _verified(
         reason = f"claims an exact match, but its features are {apart:.1e} off"
         return replace(outcome, state="failed", reason=reason, residual=apart)
     truth = request.batch.images
+    if not request.truth_known:
+        return replace(outcome, residual=apart)
     if float((images.to(truth) - truth).square().mean()) > SAME_IMAGE_MSE:
         reason = "matches the features with another image: they do not determine it"
         return replace(outcome, state=short, reason=reason, residual=apart)

@@ -17,7 +17,14 @@ from privaudit._pixels import Normalisation, check_bands, to_range
 from privaudit._provenance import provenance
 from privaudit._runner import Run
 from privaudit._sample import Sample, read_sample
-from privaudit._scoring import Pictures, attack_record, ladder_records, partial_of
+from privaudit._scoring import (
+    Pictures,
+    attack_record,
+    ladder_records,
+    metrics_off,
+    partial_of,
+    strangers,
+)
 from privaudit._shape import expected_channels, stated_input_shape
 from privaudit.attacks import FeatureAttack
 from privaudit.config import AuditConfig
@@ -25,9 +32,8 @@ from privaudit.errors import ConfigError
 from privaudit.exposure import FeatureExposure
 from privaudit.exposure.output import input_keyword
 from privaudit.inventory import Finding, Inventory
-from privaudit.metrics import METRICS
-from privaudit.metrics._controls import unrelated_pairs
 from privaudit.result import (
+    AttackRecord,
     AuditRecord,
     AuditResult,
     ImageStore,
@@ -43,7 +49,7 @@ from privaudit.session.feature_cut import OpenedCut, opened_cut
 from privaudit.session.feature_runner import Request, feature_error, run_features
 from privaudit.session.feature_threat import feature_threat_model
 from privaudit.types import Batch, FeatureObservation, FeatureTarget
-from privaudit.verdict import UnrelatedPairs, judge
+from privaudit.verdict import judge
 
 
 @dataclass
@@ -52,6 +58,7 @@ class FeatureSession:
 
     Attributes:
         sent: (batch, …) features that were recorded elsewhere; None: made here.
+        truth_known: False where their images are not: nothing is scored then.
     """
 
     model: nn.Module
@@ -64,6 +71,7 @@ class FeatureSession:
     public: Tensor | None = None
     priors: Mapping[str, object] = field(default_factory=dict)
     sent: Tensor | None = None
+    truth_known: bool = True
 
     @property
     def split(self) -> SplitRecord:
@@ -89,14 +97,17 @@ class FeatureSession:
         records = [
             attack_record(r, requests, pictures, seed=self.config.seed) for r in runs
         ]
+        if not self.truth_known:
+            records = [_unscored(r) for r in records]
         ran = {r.attack.name: r.all_exact for r in runs}
         records += FEATURES.not_run(attacks, ran)
         control = None if clock.cancelled else self._control(target, runs)
-        pairs, stranger = self._unrelated(pictures)
+        pairs, stranger = strangers(self.sample.images, pictures, seed=self.config.seed)
         partial = partial_of(runs, requests)
         evidence = gather_evidence(
             len(requests), records, control, pairs,
             preflight=check, skipped=len(self.sample.skipped),
+            truth_known=self.truth_known,
         ).model_copy(update={"partial": partial, "exposure": "features"})  # fmt: skip
         verdict = judge(evidence, self.config.policy)
         worst = verdict.worst.get("ssim")
@@ -104,6 +115,7 @@ class FeatureSession:
         generator = torch.Generator().manual_seed(self.config.seed)
         record = AuditRecord(
             verdict=verdict,
+            metrics_off=metrics_off(),
             config=self.config,
             threat_model=feature_threat_model(
                 self.split, public=self.public, priors=list(self.priors)
@@ -111,6 +123,7 @@ class FeatureSession:
             inventory=self.inventory,
             preflight=check,
             exposure="features",
+            truth_known=self.truth_known,
             split=self.split,
             samples=self._samples(requests, pictures),
             skipped_inputs=[
@@ -123,7 +136,9 @@ class FeatureSession:
             unrelated_image=stranger,
             ladder=ladder_records(
                 self.sample.images[shown], pictures, generator=generator
-            ),
+            )
+            if self.truth_known
+            else [],
             ladder_sample=shown,
             provenance=provenance(
                 self.model,
@@ -152,7 +167,8 @@ class FeatureSession:
                     self.sent[index : index + 1].to(device), batch.shape
                 )
             )
-            made.append(Request(batch, seen, range(index, index + 1)))
+            rows = range(index, index + 1)
+            made.append(Request(batch, seen, rows, self.truth_known))
         return made
 
     def _climb(
@@ -197,23 +213,18 @@ class FeatureSession:
     ) -> Preflight:
         """Whether the features can be recomputed from the images themselves."""
         first = requests[0]
+        if not self.truth_known:
+            return Preflight(
+                replay_error=None,
+                loss_at_truth=None,
+                double_backward="not needed: one derivative is enough",
+            )
         again = feature_error(target, first, first.batch.images)
         return Preflight(
             replay_error=None if self.sent is not None else again,
             loss_at_truth=again,
             double_backward="not needed: one derivative of the features is enough",
         )
-
-    def _unrelated(self, pictures: Pictures) -> tuple[list[UnrelatedPairs], str | None]:
-        images = self.sample.images
-        others = shipped_images(64, tuple(images.shape[1:]))  # type: ignore[arg-type]
-        generator = torch.Generator().manual_seed(self.config.seed)
-        pairs = [
-            unrelated_pairs(cls(), images, others, generator=generator)
-            for cls in METRICS.values()
-            if cls.scope == "image" and not cls.identical_is_infinite
-        ]
-        return pairs, pictures.add("images/unrelated.png", others[-1])
 
     def _samples(
         self, requests: Sequence[Request], pictures: Pictures
@@ -227,10 +238,30 @@ class FeatureSession:
                 label_source="none",
                 image=pictures.add(
                     f"images/original-{index:04d}.png", request.batch.images[0]
-                ),
+                )
+                if self.truth_known
+                else None,
             )
             for index, request in enumerate(requests)
         ]
+
+
+def _unscored(record: AttackRecord) -> AttackRecord:
+    """Without the images nothing is scored: a value against others would be made up."""
+    bare = record.evidence.model_copy(update={"scores": {}})
+    nothing = [None] * len(record.differences)
+    return record.model_copy(update={"evidence": bare, "differences": nothing})
+
+
+def _check_sent(sent: Tensor, made: Tensor, name: str) -> None:
+    if sent.shape[1:] == made.shape[1:] and sent.is_floating_point():
+        return
+    raise ConfigError(
+        f"attack_features(h), split {name}",
+        expected=f"floats of shape (batch, {', '.join(map(str, made.shape[1:]))})",
+        got=f"{sent.dtype}, {tuple(sent.shape)}",
+        hint="Name the cut at which they were recorded, and pass one row an image.",
+    )
 
 
 def open_feature_session(
@@ -242,6 +273,7 @@ def open_feature_session(
     notes: Sequence[Finding],
     priors: Mapping[str, object],
     started: float,
+    sent: Tensor | None = None,
 ) -> FeatureSession:
     """Read the sample, cut the model, look at what it sends.
 
@@ -253,13 +285,16 @@ def open_feature_session(
         notes: Findings made before.
         priors: What the attacker has beside the model; ``public_images`` among them.
         started: By the monotonic clock.
+        sent: (batch, …) features that were recorded elsewhere.
     """
     if config.client.mode == "train":
         model.eval()  # as deployed; "as_is" leaves the modes as they were given
+    truth_known = sent is None or given is not None
     if given is None:
-        given = to_range(
-            shipped_images(1, stated_input_shape(model)), config.value_range
-        )
+        count = 1 if sent is None else len(sent)
+        shipped = shipped_images(min(count, 64), stated_input_shape(model))
+        shipped = shipped[torch.arange(count) % len(shipped)]
+        given = to_range(shipped, config.value_range)
     sample, normalisation = read_sample(
         given,
         normalisation,
@@ -276,6 +311,16 @@ def open_feature_session(
             hint='Name a module, such as split="blocks.6".',
         )
     opened = opened_cut(model, config.split, sample.images, normalisation, keyword)
+    if sent is not None:
+        _check_sent(sent, opened.sent, config.split.name)
+        if len(sent) != len(sample.images):
+            raise ConfigError(
+                "attack_features(h, truth=…)",
+                expected=f"{len(sent)} image(s), one a row of h",
+                got=f"{len(sample.images)}",
+                hint="Pass the images in the order of their features.",
+            )
+        sent = sent.detach().float()
     handed = dict(priors)
     public = handed.pop("public_images", None)
     images = None
@@ -297,4 +342,6 @@ def open_feature_session(
         started,
         images,
         handed,
+        sent,
+        truth_known,
     )

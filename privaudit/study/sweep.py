@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,8 @@ from privaudit import __version__
 from privaudit._provenance import code_digest, model_digest, tensor_digest
 from privaudit.config import Split
 from privaudit.errors import PrivauditError
+from privaudit.inventory.records import SplitCandidate
+from privaudit.report.files import make_folder
 from privaudit.result import AuditRecord, AuditResult, SplitRecord
 from privaudit.study.keys import CellKey
 from privaudit.study.store import Arrays, Store
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from privaudit.session.features import FeatureSession
 
 KIND = "sweep-cut"
+MOST_CUTS = 8
+"""Of a sweep to which nobody named cuts."""
 SHOWN = 4
 """Images of each cut that are kept as pictures."""
 Open = Callable[[Split], "AbstractContextManager[FeatureSession]"]
@@ -84,15 +89,57 @@ class SweepResult(_Record):
 
     @property
     def cheapest_unbroken(self) -> SweepRow | None:
-        """Of the cuts without a leak the one that costs the device least."""
-        clear = [r for r in self.rows if r.split and r.word != "leaks"]
-        return min(clear, key=_cost, default=None)
+        """Of the cuts that were cleared the one that costs the device least; of those
+        without a leak where none was cleared."""
+        clear = [r for r in self.rows if r.word == "no leak found"]
+        unbroken = [r for r in self.rows if r.split and r.word != "leaks"]
+        return min(clear or unbroken, key=_cost, default=None)
 
     @property
     def lowest(self) -> SweepRow | None:
         """The cut whose worst image is furthest from its original."""
         scored = [r for r in self.rows if r.ssim_worst is not None]
         return min(scored, key=lambda r: r.ssim_worst or 0.0, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A finished sweep with its pictures.
+
+    Attributes:
+        result: The record.
+        pictures: Per cut ``original`` and ``reconstruction``, (images, C, H, W).
+        computed: Cuts that were audited just now; the others were there.
+    """
+
+    result: SweepResult
+    pictures: dict[str, Arrays]
+    computed: int
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``report.json``, ``report.md`` and ``report.html``.
+
+        Raises:
+            ReportError: The place cannot be written.
+        """
+        from privaudit.study import sweep_page
+
+        place = Path(folder)
+        make_folder(place)
+        sweep_page.write(self.result, self.pictures, place)
+        return place
+
+
+def spread(candidates: Sequence[SplitCandidate], most: int = MOST_CUTS) -> list[Split]:
+    """Some of the possible cuts, evenly over the order in which the model runs.
+
+    Only those through which everything goes, where there are any.
+    """
+    whole = [c for c in candidates if c.complete] or list(candidates)
+    if len(whole) <= most:
+        return [Split(c.name) for c in whole]
+    steps = (len(whole) - 1) / (most - 1)
+    return [Split(whole[round(i * steps)].name) for i in range(most)]
 
 
 @dataclass

@@ -33,6 +33,8 @@ from privaudit.study.sweep import SweepResult, SweepRow
 TITLE = "Where can the model be cut?"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BASE = 960, 60, 946, 20, 260
 _COST_BASE = 176
+DRAWN = 2
+"""Images per cut."""
 _LONGEST = 14
 """Characters of a name that fit below a bar."""
 NOTES = (
@@ -73,8 +75,9 @@ def page(result: SweepResult, pictures: Mapping[str, Arrays]) -> str:
     leak.append(_table(result))
     sections = [_top(result), Section("leak", "Leak per cut", tuple(leak))]
     if known:
-        cost: list[Block] = [_bytes(result, known)]
+        cost: list[Block] = [Heading("Bytes sent"), _bytes(result, known)]
         if any(r.split and r.split.client_flops for r in known):
+            cost.append(Heading("Million operations on the device"))
             cost.append(_flops(result, known))
         lead = "What the device sends, and what it computes, for one image."
         sections.append(Section("cost", "Cost per cut", tuple(cost), lead))
@@ -95,16 +98,16 @@ def answer(result: SweepResult) -> list[str]:
     leaking = [r for r in result.rows if r.word == "leaks"]
     if leaking and len(leaking) == len(result.rows):
         said.append("At every cut examined images could be rebuilt beyond the limit.")
-    if cheapest is not None:
-        word = (
-            "no leak was found"
-            if cheapest.word == "no leak found"
-            else f"no image was rebuilt beyond the limit, but the audit is "
-            f"{cheapest.word}"
-        )
+    if cheapest is not None and cheapest.word == "no leak found":
         said.append(
-            f"The cheapest cut without a leak is {cheapest.name}: {word}. "
+            f"The cheapest cut at which no leak was found is {cheapest.name}. "
             f"{_price(result, cheapest)}"
+        )
+    elif cheapest is not None:
+        said.append(
+            "No cut was cleared. The cheapest at which nothing was rebuilt beyond the "
+            f"limit is {cheapest.name}, but its audit is {cheapest.word}: treat it as "
+            f"not tested. {_price(result, cheapest)}"
         )
     if lowest is not None and lowest is not cheapest:
         said.append(
@@ -324,7 +327,7 @@ def _strip(row: SweepRow, arrays: Arrays) -> list[Block]:
             files[f"{kind}-{i}"] = to_png(from_numpy(value))
     pictures = Pictures(files, "none")
     figures = []
-    for i in range(len(arrays["original"])):
+    for i in range(min(DRAWN, len(arrays["original"]))):
         first = pictures.figure(f"original-{i}", f"Original {i}", f"Original {i}")
         what = f"Image {i} as rebuilt from {row.name}"
         figures += [first, pictures.figure(f"reconstruction-{i}", row.attack, what)]

@@ -236,7 +236,8 @@ def _personal_data(record: AuditRecord, pictures: Pictures) -> Callout | None:
     return Callout(
         tone="warning",
         label="Personal data",
-        title="This page shows pictures rebuilt from training data",
+        title="This page shows pictures rebuilt from "
+        + ("training data" if record.exposure == "gradient" else "what a device sent"),
         text=f"It contains reconstructions{also}. Handle it like the data itself.",
         remedy='Save with redact="all" before passing it on.',
     )

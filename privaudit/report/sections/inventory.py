@@ -43,7 +43,7 @@ def model_inventory(record: AuditRecord, _: Pictures) -> Section:
     """Findings by severity, then every random draw, then what was changed."""
     inventory = record.inventory
     ranked = sorted(inventory.findings, key=lambda f: list(_TONES).index(f.severity))
-    blocks: list[Block] = [_model(inventory), Heading("Findings")]
+    blocks: list[Block] = [_model(record), Heading("Findings")]
     blocks += [_callout(f) for f in ranked] or [Paragraph("No findings.")]
     blocks.append(Heading("Random draws of the forward pass"))
     blocks += _draws(inventory)
@@ -53,7 +53,8 @@ def model_inventory(record: AuditRecord, _: Pictures) -> Section:
     return Section("inventory", "What is in the model", tuple(blocks))
 
 
-def _model(inventory: Inventory) -> KeyValues:
+def _model(record: AuditRecord) -> KeyValues:
+    inventory = record.inventory
     share = inventory.trainable / inventory.parameters if inventory.parameters else 0.0
     tensors = phrases.plural(len(inventory.shared), "tensor")
     shape = inventory.input_shape
@@ -66,7 +67,9 @@ def _model(inventory: Inventory) -> KeyValues:
                 "Parameters shared",
                 f"{inventory.trainable:,} of {inventory.parameters:,}",
                 f"{phrases.share(share)}, in {tensors}",
-            ),
+            )
+            if record.exposure == "gradient"
+            else Fact("Parameters", f"{inventory.parameters:,}", "on both sides"),
         )
     )
 

@@ -125,6 +125,10 @@ def _off(record: AuditRecord) -> list[Block]:
     """Metrics that say nothing about such samples: off, which is not 0."""
     if not record.metrics_off:
         return []
-    names = ", ".join(map(phrases.metric, record.metrics_off))
-    reason = next(iter(record.metrics_off.values()))
-    return [Paragraph(f"Not measured: {names} ({reason}).")]
+    by_reason: dict[str, list[str]] = {}
+    for metric, reason in record.metrics_off.items():
+        by_reason.setdefault(reason, []).append(phrases.metric(metric))
+    return [
+        Paragraph(f"Not measured: {', '.join(names)} ({reason.rstrip('.')}).")
+        for reason, names in by_reason.items()
+    ]
