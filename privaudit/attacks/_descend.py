@@ -276,7 +276,7 @@ class _Run:
             finals = self.loss.matching(images).tolist()
         return [
             Row(
-                images[i : i + 1].clone(),
+                images[i : i + 1].float().clone(),
                 float(self.best_value[i]),
                 float(self.first[i]),
                 finals[i],

@@ -54,7 +54,9 @@ class FeatureLoss:
 
     def matching(self, images: Tensor) -> Tensor:
         """The distance alone, (rows,), for images of shape (rows, C, H, W)."""
-        guess = self.target.exposure.predict(self.target.model, images).float()
+        guess = self.target.exposure.predict(self.target.model, images).to(
+            self.observed
+        )
         layout = self.target.exposure.layout
         return self.distance.measure(guess, self.observed, layout)
 

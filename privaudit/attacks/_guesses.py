@@ -19,8 +19,8 @@ class Pixels:
     """Normalised pixels, free to leave [0, 1].
 
     Attributes:
-        start: (rows, C, H, W), normalised.
-        scale: From [0, 1] to the start's units: steps belong to those.
+        start: (rows, C, H, W) in [0, 1].
+        scale: From [0, 1] to normalised pixels: steps belong to those.
     """
 
     start: Tensor
@@ -28,7 +28,7 @@ class Pixels:
     leaves: Sequence[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        leaf = self.start.detach().clone().requires_grad_()
+        leaf = self.scale.apply(self.start.detach()).clone().requires_grad_()
         object.__setattr__(self, "leaves", [leaf])
 
     def images(self, progress: float) -> Tensor:
@@ -38,9 +38,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class BoxedPixels:
-    """``x = ½ + tanh(z) / (2·0.999)``: pixels that stay in [0, 1] without a clamp.
+    """``x = ½ + tanh(z / 2) / (2·0.999)``: pixels that stay in [0, 1] without a clamp.
 
-    A clamp has no gradient at the bound, so that pixels that came there stay there.
+    A clamp has no gradient at the bound, so that pixels that came there stay there. A
+    step of z at grey is about one of a normalised pixel.
     Source: measured (docs/compute.md).
 
     Attributes:
@@ -52,8 +53,9 @@ class BoxedPixels:
 
     def __post_init__(self) -> None:
         inside = (2 * self.start.detach().clamp(0, 1) - 1) * BOX
-        object.__setattr__(self, "leaves", [inside.atanh().requires_grad_()])
+        leaf = (2 * inside.atanh()).requires_grad_()
+        object.__setattr__(self, "leaves", [leaf])
 
     def images(self, progress: float) -> Tensor:
         """See :class:`~privaudit.attacks._descend.Guess`."""
-        return 0.5 + torch.tanh(self.leaves[0]) / (2 * BOX)
+        return 0.5 + torch.tanh(self.leaves[0] / 2) / (2 * BOX)

@@ -29,7 +29,7 @@ class Polish:
 
     Attributes:
         steps: Iterations.
-        learning_rate: Of Adam, in units of the box's tanh.
+        learning_rate: Of Adam, in units of normalised pixels.
         tv_weight: λ_TV at the start.
         tv_weight_end: λ_TV at the end.
         patch_weight: λ_patch; for tokens on a grid only.
@@ -38,7 +38,7 @@ class Polish:
     """
 
     steps: int
-    learning_rate: float = 0.03
+    learning_rate: float = 0.05
     tv_weight: float = 0.15
     tv_weight_end: float = 0.005
     patch_weight: float = 0.001

@@ -145,15 +145,30 @@ class SkipNetworks:
 
     def _convolved(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        if x.device.type == "cpu":
-            # Grouped convolutions are up to five times slower there.
-            each = zip(torch.split(x, 1), weight, bias, strict=True)
-            return torch.cat([F.conv2d(a, w, b, padding="same") for a, w, b in each])
-        together = F.conv2d(
-            x.flatten(0, 1)[None], weight.flatten(0, 1), bias.flatten(),
-            padding="same", groups=len(x),
-        )  # fmt: skip
-        return together[0].unflatten(0, (len(x), -1))  # type: ignore[no-untyped-call,no-any-return]
+        # Grouped convolutions are up to five times slower on a CPU.
+        way = one_by_one if x.device.type == "cpu" else grouped
+        return way(x, weight, bias)
+
+
+def one_by_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each image by its own kernel: (rows, C, H, W) → (rows, outputs, H, W).
+
+    Args:
+        x: (rows, C, H, W).
+        weight: (rows, outputs, C, side, side).
+        bias: (rows, outputs).
+    """
+    each = zip(torch.split(x, 1), weight, bias, strict=True)
+    return torch.cat([F.conv2d(a, w, b, padding="same") for a, w, b in each])
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As :func:`one_by_one`, in one call."""
+    together = F.conv2d(
+        x.flatten(0, 1)[None], weight.flatten(0, 1), bias.flatten(),
+        padding="same", groups=len(x),
+    )  # fmt: skip
+    return together.view(len(x), -1, *x.shape[-2:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 
 from privaudit.attacks import _feature_loss
-from privaudit.attacks._descend import Course
+from privaudit.attacks._descend import Course, Guess
 from privaudit.attacks._feature_base import FeatureAttack
 from privaudit.attacks._feature_search import FeaturePlan, search_features
-from privaudit.attacks._guesses import Pixels
+from privaudit.attacks._guesses import BoxedPixels, Pixels
 from privaudit.attacks._matching import USUAL
 from privaudit.config import Budget
 
@@ -38,6 +38,8 @@ class Rmle(FeatureAttack):
 
     start: Literal["mean", "best"] = "mean"
     """``mean``: mean colour; ``best``: the best images of the attacks before."""
+    box: bool = True
+    """True keeps pixels in [0, 1]; False clamps them at the end."""
     learning_rate: float = Field(default=0.05, ge=0)
     """Of Adam, in units of normalised pixels."""
     iterations: int = Field(default=20_000, ge=1)
@@ -77,8 +79,8 @@ class Rmle(FeatureAttack):
         """See :class:`~privaudit.attacks.FeatureAttack`."""
         given, note = self._given(target, observation)
 
-        def start(part: slice, restarts: int, noise: torch.Generator) -> Pixels:
-            return _pixels(given[part], scale_of(target), restarts, noise)
+        def start(part: slice, restarts: int, noise: torch.Generator) -> Guess:
+            return self._guess(given[part], scale_of(target), restarts, noise)
 
         plan = FeaturePlan(
             self._course(), start, self.distance, self.restarts, self.together,
@@ -109,16 +111,31 @@ class Rmle(FeatureAttack):
     def _given(
         self, target: FeatureTarget, observation: FeatureObservation
     ) -> tuple[Tensor, str]:
-        """The starting images, normalised, and what there is to say about them."""
+        """The starting images in [0, 1], and what there is to say about them."""
         features = observation.features
-        shape = (len(observation), *observation.image_shape)
-        mean = torch.zeros(shape, device=features.device)
+        zeros = features.new_zeros((len(observation), *observation.image_shape))
+        mean = scale_of(target).invert(zeros)
         if self.start == "mean":
             return mean, ""
         best = target.memory.get("start")
         if not isinstance(best, torch.Tensor) or best.shape != mean.shape:
             return mean, "no attack before gave images: started from mean colour"
-        return scale_of(target).apply(best.to(mean)), ""
+        return best.to(mean), ""
+
+    def _guess(
+        self,
+        given: Tensor,
+        scale: Normalisation,
+        restarts: int,
+        generator: torch.Generator,
+    ) -> Guess:
+        """The given start, and half a standard deviation of noise for each restart."""
+        starts = [given]
+        for _ in range(restarts - 1):
+            noise = torch.randn(given.shape[1:], generator=generator).to(given)
+            starts.append(scale.invert((0.5 * noise).expand_as(given)))
+        together = torch.cat(starts)
+        return BoxedPixels(together) if self.box else Pixels(together, scale)
 
 
 def scale_of(target: FeatureTarget) -> Normalisation:
@@ -128,14 +145,3 @@ def scale_of(target: FeatureTarget) -> Normalisation:
     """
     own = target.exposure.normalisation
     return USUAL if own.is_identity else own
-
-
-def _pixels(
-    given: Tensor, scale: Normalisation, restarts: int, generator: torch.Generator
-) -> Pixels:
-    """The given start, and half a standard deviation of noise for each restart."""
-    starts = [given]
-    for _ in range(restarts - 1):
-        noise = torch.randn(given.shape[1:], generator=generator).to(given)
-        starts.append((0.5 * noise).expand_as(given))
-    return Pixels(torch.cat(starts), scale)
