@@ -18,10 +18,12 @@ from privaudit._flags import (
     ImageMode,
     Images,
     InverseNetworkFile,
+    Layout,
     Limits,
     MaxSsim,
     Model,
     Numbers,
+    PrefixTokens,
     Public,
     Range,
     Seed,
@@ -45,6 +47,85 @@ got no answer."""
 @networks.callback()
 def inverse_network() -> None:
     """Train networks that turn features back into images."""
+
+
+@networks.command()
+def train(
+    model: Model,
+    split: Annotated[
+        str, typer.Option("--split", help="Cut that it is for, such as blocks.6")
+    ],
+    public: Annotated[
+        list[Path],
+        typer.Option("--public", help="Images to learn from; may be repeated"),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="File to write, .safetensors")],
+    weights: Weights = None,
+    mean: Numbers = None,
+    std: Numbers = None,
+    size: Size = None,
+    image_mode: ImageMode = None,
+    value_range: Range = None,
+    channels_last: ChannelsLast = False,
+    layout: Layout = None,
+    prefix_tokens: PrefixTokens = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Training steps at most")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option("--width", min=8, help="Channels inside")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Blocks inside")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Images in one step")
+    ] = None,
+    budget: BudgetOption = "thorough",
+    seed: Seed = 0,
+    device: Device = None,
+) -> int:
+    """Train a network that undoes a client, on images of the attacker's own.
+
+    The file fits this model, its weights and this cut, and no other: give it to
+    `audit --split … --inverse-network FILE`.
+    """
+    from privaudit._loading import load_images
+    from privaudit.attacks import InverseNetwork
+    from privaudit.auditor import Auditor
+    from privaudit.session.feature_training import train_inverse_network
+
+    if out.suffix != ".safetensors":
+        raise read.bad("--out", "a file that ends in .safetensors", str(out))
+    images = load_images(
+        public, size=read.size(size), mode=image_mode, channels_last=channels_last
+    )
+    given = {
+        "iterations": iterations, "width": width,
+        "layers": layers, "batch_size": batch_size,
+    }  # fmt: skip
+    settings = InverseNetwork.model_validate(
+        {name: value for name, value in given.items() if value is not None}
+    )
+    auditor = Auditor(
+        build(model, weights),
+        split=read.split(split, layout, prefix_tokens),
+        priors={"public_images": images},
+        mean=read.numbers(mean, "mean"),
+        std=read.numbers(std, "std"),
+        value_range=value_range,
+        budget=read.budget(budget),
+        seed=seed,
+        device=device,
+    )
+    with progress(), own_output(), auditor.open_features(images) as session:
+        trained = train_inverse_network(session, settings, out)
+    say(
+        f"{trained.iterations} steps on {trained.images} images; mean squared error "
+        f"{trained.error:.4f} at the end."
+    )
+    print(f"privaudit: inverse network for {split} | {out} | exit 0")
+    return CLEAR
 
 
 def sweep(

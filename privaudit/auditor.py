@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,11 @@ from privaudit.exposure import unwrap
 from privaudit.inventory import Inventory
 from privaudit.plan import Plan, make_plan, plan_features
 from privaudit.result import AuditResult
-from privaudit.session.features import FeatureSession, open_feature_session
+from privaudit.session.features import (
+    FeatureSession,
+    SentFeatures,
+    open_feature_session,
+)
 from privaudit.session.given import (
     name_of,
     named_split,
@@ -156,7 +161,7 @@ class Auditor:
                 that the model states.
         """
         if self._split is not None:
-            with self._open_features(sample) as features:
+            with self.open_features(sample) as features:
                 return features.inventory
         if is_tokens(self._model, sample):
             with self._open_tokens(sample) as tokens:
@@ -170,7 +175,7 @@ class Auditor:
         Measured on one client's step, so it takes about as long as one.
         """
         if self._split is not None:
-            with self._open_features(sample) as features:
+            with self.open_features(sample) as features:
                 return plan_features(features, self._feature_attacks)
         with self._open(sample) as session:
             return make_plan(session, self._attacks, self.config.budget)
@@ -200,7 +205,7 @@ class Auditor:
             )
         if self._split is not None:
             refuse_resume(resume, "features: a sweep keeps each cut once it is done")
-            with self._open_features(sample) as features:
+            with self.open_features(sample) as features:
                 return features.audit(self._feature_attacks)
         if is_tokens(self._model, sample):
             refuse_resume(resume, "token ids: they take seconds, nothing is kept")
@@ -214,7 +219,13 @@ class Auditor:
             own = (self._loss, self._training_step)
             return session.audit(self._attacks, resumed(session, resume, own))
 
-    def attack_features(self, h: torch.Tensor, *, truth: Any = None) -> AuditResult:
+    def attack_features(
+        self,
+        h: torch.Tensor,
+        *,
+        truth: Any = None,
+        image_shape: tuple[int, int, int] | None = None,
+    ) -> AuditResult:
         """Attack features that were recorded elsewhere, as the server would.
 
         The model must hold the weights that made them, and ``split`` name the cut.
@@ -226,12 +237,15 @@ class Auditor:
         Args:
             h: (batch, …) as they left the device, one row an image.
             truth: The images, as for :meth:`audit`; None: not known.
+            image_shape: (channels, height, width), where there is no truth and the
+                model does not state it.
 
         Raises:
             ConfigError: No ``split``; features of another shape than the cut gives,
                 or not one row an image.
         """
-        with self._open_features(truth, sent=h) as session:
+        sent = SentFeatures(h, image_shape)
+        with self.open_features(truth, sent=sent) as session:
             return session.audit(self._feature_attacks)
 
     def attack_gradient(
@@ -291,10 +305,7 @@ class Auditor:
         from privaudit.session.feature_cut import candidates
 
         with pristine(self._model), _differentiable():
-            return candidates(
-                self._model, sample, config=self.config,
-                normalisation=self._normalisation,
-            )  # fmt: skip
+            return candidates(self._model, sample, self.config, self._normalisation)
 
     def sweep(
         self,
@@ -315,25 +326,11 @@ class Auditor:
         Raises:
             ConfigError: No cut to audit, or a sample that cannot be used.
         """
-        from privaudit.study.store import Store
-        from privaudit.study.sweep import Study, Sweep, spread
+        from privaudit.study.sweep import swept
 
-        if splits is None:
-            splits = spread(self.split_candidates(images))
-        chosen = [s if isinstance(s, Split) else Split(s) for s in splits]
-        if not chosen:
-            raise ConfigError(
-                "Auditor.sweep(splits)",
-                expected="at least one cut",
-                got="none",
-                hint="split_candidates(sample) lists them.",
-            )
-        made = Sweep(
-            lambda split: self._open_features(images, split),
-            self._feature_attacks,
-            None if out is None else Store(out),
-        )
-        return Study(made.run(chosen), made.pictures, made.computed)
+        cuts = splits or self.split_candidates(images)
+        opened = partial(self.open_features, images)
+        return swept(cuts, opened, self._feature_attacks, out)
 
     @contextmanager
     def _open_tokens(self, sample: Any) -> Iterator[TokenSession]:
@@ -349,9 +346,10 @@ class Auditor:
             )
 
     @contextmanager
-    def _open_features(
-        self, sample: Any, split: Split | None = None, sent: torch.Tensor | None = None
+    def open_features(
+        self, sample: Any, split: Split | None = None, sent: SentFeatures | None = None
     ) -> Iterator[FeatureSession]:
+        """A session at the cut, for sweeps and for training; the model is pristine."""
         started = time.monotonic()
         config = self.config
         if split is not None:

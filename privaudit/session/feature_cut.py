@@ -153,7 +153,6 @@ def opened_cut(
 def candidates(
     model: nn.Module,
     given: Any,
-    *,
     config: AuditConfig,
     normalisation: Normalisation,
 ) -> list[SplitCandidate]:

@@ -246,6 +246,19 @@ class FeatureSession:
         ]
 
 
+@dataclass(frozen=True, eq=False)
+class SentFeatures:
+    """Features that were recorded elsewhere.
+
+    Attributes:
+        values: (batch, …).
+        image_shape: (channels, height, width); None: as the model states.
+    """
+
+    values: Tensor
+    image_shape: tuple[int, int, int] | None = None
+
+
 def _unscored(record: AttackRecord) -> AttackRecord:
     """Without the images nothing is scored: a value against others would be made up."""
     bare = record.evidence.model_copy(update={"scores": {}})
@@ -253,15 +266,26 @@ def _unscored(record: AttackRecord) -> AttackRecord:
     return record.model_copy(update={"evidence": bare, "differences": nothing})
 
 
-def _check_sent(sent: Tensor, made: Tensor, name: str) -> None:
-    if sent.shape[1:] == made.shape[1:] and sent.is_floating_point():
-        return
-    raise ConfigError(
-        f"attack_features(h), split {name}",
-        expected=f"floats of shape (batch, {', '.join(map(str, made.shape[1:]))})",
-        got=f"{sent.dtype}, {tuple(sent.shape)}",
-        hint="Name the cut at which they were recorded, and pass one row an image.",
-    )
+def _checked_values(
+    sent: SentFeatures, opened: OpenedCut, name: str, images: int
+) -> Tensor:
+    """The features, one row an image, as floats."""
+    values, made = sent.values, opened.sent
+    if values.shape[1:] != made.shape[1:] or not values.is_floating_point():
+        raise ConfigError(
+            f"attack_features(h), split {name}",
+            expected=f"floats of shape (batch, {', '.join(map(str, made.shape[1:]))})",
+            got=f"{values.dtype}, {tuple(values.shape)}",
+            hint="Name the cut at which they were recorded, and pass one row an image.",
+        )
+    if len(values) != images:
+        raise ConfigError(
+            "attack_features(h, truth=…)",
+            expected=f"{len(values)} image(s), one a row of h",
+            got=f"{images}",
+            hint="Pass the images in the order of their features.",
+        )
+    return values.detach().float()
 
 
 def open_feature_session(
@@ -273,7 +297,7 @@ def open_feature_session(
     notes: Sequence[Finding],
     priors: Mapping[str, object],
     started: float,
-    sent: Tensor | None = None,
+    sent: SentFeatures | None = None,
 ) -> FeatureSession:
     """Read the sample, cut the model, look at what it sends.
 
@@ -285,14 +309,15 @@ def open_feature_session(
         notes: Findings made before.
         priors: What the attacker has beside the model; ``public_images`` among them.
         started: By the monotonic clock.
-        sent: (batch, …) features that were recorded elsewhere.
+        sent: What was recorded elsewhere; None: it is made here.
     """
     if config.client.mode == "train":
         model.eval()  # as deployed; "as_is" leaves the modes as they were given
     truth_known = sent is None or given is not None
     if given is None:
-        count = 1 if sent is None else len(sent)
-        shipped = shipped_images(min(count, 64), stated_input_shape(model))
+        count = 1 if sent is None else len(sent.values)
+        shape = (sent and sent.image_shape) or stated_input_shape(model)
+        shipped = shipped_images(min(count, 64), shape)
         shipped = shipped[torch.arange(count) % len(shipped)]
         given = to_range(shipped, config.value_range)
     sample, normalisation = read_sample(
@@ -311,16 +336,9 @@ def open_feature_session(
             hint='Name a module, such as split="blocks.6".',
         )
     opened = opened_cut(model, config.split, sample.images, normalisation, keyword)
+    values = None
     if sent is not None:
-        _check_sent(sent, opened.sent, config.split.name)
-        if len(sent) != len(sample.images):
-            raise ConfigError(
-                "attack_features(h, truth=…)",
-                expected=f"{len(sent)} image(s), one a row of h",
-                got=f"{len(sample.images)}",
-                hint="Pass the images in the order of their features.",
-            )
-        sent = sent.detach().float()
+        values = _checked_values(sent, opened, config.split.name, len(sample.images))
     handed = dict(priors)
     public = handed.pop("public_images", None)
     images = None
@@ -342,6 +360,6 @@ def open_feature_session(
         started,
         images,
         handed,
-        sent,
+        values,
         truth_known,
     )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from privaudit import __version__
 from privaudit._provenance import code_digest, model_digest, tensor_digest
 from privaudit.config import Split
-from privaudit.errors import PrivauditError
+from privaudit.errors import ConfigError, PrivauditError
 from privaudit.inventory.records import SplitCandidate
 from privaudit.report.files import make_folder
 from privaudit.result import AuditRecord, AuditResult, SplitRecord
@@ -135,11 +135,43 @@ def spread(candidates: Sequence[SplitCandidate], most: int = MOST_CUTS) -> list[
 
     Only those through which everything goes, where there are any.
     """
-    whole = [c for c in candidates if c.complete] or list(candidates)
+    usable = [c for c in candidates if c.shape]
+    whole = [c for c in usable if c.complete] or usable
     if len(whole) <= most:
         return [Split(c.name) for c in whole]
     steps = (len(whole) - 1) / (most - 1)
     return [Split(whole[round(i * steps)].name) for i in range(most)]
+
+
+def swept(
+    cuts: Sequence[str | Split | SplitCandidate],
+    open_cut: Open,
+    attacks: Sequence[FeatureAttack],
+    out: str | Path | None,
+) -> Study:
+    """Audit one cut after the other.
+
+    Args:
+        cuts: As asked for; of candidates, some are chosen.
+        open_cut: Opens a session at a cut.
+        attacks: In the order of the ladder.
+        out: Folder that keeps finished cuts; None: nothing is kept.
+
+    Raises:
+        ConfigError: There is no cut.
+    """
+    free = [c for c in cuts if isinstance(c, SplitCandidate)]
+    named = [c for c in cuts if not isinstance(c, SplitCandidate)]
+    chosen = [c if isinstance(c, Split) else Split(c) for c in named] + spread(free)
+    if not chosen:
+        raise ConfigError(
+            "Auditor.sweep(splits)",
+            expected="at least one cut",
+            got="none",
+            hint="split_candidates(sample) lists what there is.",
+        )
+    made = Sweep(open_cut, attacks, None if out is None else Store(out))
+    return Study(made.run(chosen), made.pictures, made.computed)
 
 
 @dataclass
