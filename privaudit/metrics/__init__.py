@@ -3,6 +3,9 @@
 from privaudit._plugin import collect
 from privaudit.metrics._token_base import TokenMetric as TokenMetric
 from privaudit.metrics.base import Metric as Metric
+from privaudit.metrics.dino import Dino as Dino
+from privaudit.metrics.lpips import Lpips as Lpips
+from privaudit.metrics.ms_ssim import MsSsim as MsSsim
 from privaudit.metrics.mse import Mse as Mse
 from privaudit.metrics.psnr import Psnr as Psnr
 from privaudit.metrics.re_identification import ReIdentification as ReIdentification

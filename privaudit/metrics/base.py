@@ -50,9 +50,21 @@ class Metric(Plugin):
             ConfigError: Shapes differ, or values are not pixels in [0, 1].
         """
         _check(truth, guess)
+        reason = self.undefined(truth) or self.unavailable()
+        if reason:
+            count = 1 if self.scope == "set" else len(truth)
+            return [Score(value=None, note=reason)] * count
         values = self.measure(truth.float(), guess.float()).double().tolist()
         note = self.note(truth)
         return [self._as_score(value, note) for value in values]
+
+    def unavailable(self) -> str:
+        """Why this metric cannot run on this machine at all; empty where it can."""
+        return ""
+
+    def undefined(self, truth: Tensor) -> str:
+        """Why it has no value on images of this shape; empty where it has."""
+        return ""
 
     def note(self, truth: Tensor) -> str:
         """What every score on images of this size has to say; mostly nothing."""

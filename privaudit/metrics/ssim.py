@@ -66,6 +66,12 @@ def window_for(images: Tensor) -> int:
 
 def _pair(truth: Tensor, guess: Tensor, window: int) -> float:
     """SSIM of one pair, (channels, height, width)."""
+    light, shape = similarity_maps(truth, guess, window)
+    return float((light * shape).mean())
+
+
+def similarity_maps(truth: Tensor, guess: Tensor, window: int) -> tuple[Any, Any]:
+    """Luminance, and contrast with structure, at every pixel of one pair (float64)."""
     a = truth.detach().double().cpu().numpy()
     b = guess.detach().double().cpu().numpy()
     mean_a, mean_b = _blur(a, window), _blur(b, window)
@@ -74,7 +80,7 @@ def _pair(truth: Tensor, guess: Tensor, window: int) -> float:
     covariance = _blur(a * b, window) - mean_a * mean_b
     light = (2 * mean_a * mean_b + _C1) / (mean_a * mean_a + mean_b * mean_b + _C1)
     shape = (2 * covariance + _C2) / (variance_a + variance_b + _C2)
-    return float((light * shape).mean())
+    return light, shape
 
 
 def _blur(image: Any, window: int) -> Any:
