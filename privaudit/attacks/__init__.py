@@ -14,6 +14,7 @@ from privaudit.attacks.inverse_network import InverseNetwork as InverseNetwork
 from privaudit.attacks.inverting_gradients import (
     InvertingGradients as InvertingGradients,
 )
+from privaudit.attacks.linear_inverse import LinearInverse as LinearInverse
 from privaudit.attacks.lm import Lm as Lm
 from privaudit.attacks.rmle import Rmle as Rmle
 from privaudit.attacks.sparse_factorization import (
