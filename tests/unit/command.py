@@ -94,9 +94,9 @@ class Command:
     def __call__(self, *arguments: str | Path, **environment: str) -> Done:
         return self._done("", arguments, environment)
 
-    def script(self, file: Path) -> Done:
+    def script(self, file: Path, *arguments: str | Path) -> Done:
         """Run a Python file as the main program."""
-        return self._done(str(file), (), {})
+        return self._done(str(file), arguments, {})
 
     def _done(
         self, script: str, arguments: tuple[str | Path, ...], extra: dict[str, str]

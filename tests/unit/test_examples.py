@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.torch import load_file
 
 from tests.unit.command import ROOT, Command
 
@@ -21,8 +26,11 @@ SAYS = {
 }
 
 
+WITH_DATA = {"train_split_clients"}
+
+
 def test_every_example_is_here() -> None:
-    assert {f.stem for f in EXAMPLES.glob("*.py")} == set(SAYS)
+    assert {f.stem for f in EXAMPLES.glob("*.py")} == set(SAYS) | WITH_DATA
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -32,3 +40,51 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert "Warning" not in done.stderr
     for text in SAYS[name]:
         assert text in done.stdout
+
+
+def pictures(file: Path) -> Path:
+    """A zip with two noise pictures of each of two classes in both parts."""
+    random = np.random.default_rng(0)
+    with zipfile.ZipFile(file, "w") as archive:
+        for part in ("train", "test"):
+            for number, label in enumerate(("cat", "cat", "ship", "ship")):
+                pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                content = io.BytesIO()
+                Image.fromarray(pixels).save(content, "JPEG")
+                archive.writestr(f"{part}/{label}/{number}.jpg", content.getvalue())
+    return file
+
+
+def test_training_the_split_clients(tmp_path: Path) -> None:
+    data, out = pictures(tmp_path / "data.zip"), tmp_path / "out"
+    script = EXAMPLES / "train_split_clients.py"
+    for model, arguments in {
+        "cnn": ["--epochs", "1"],
+        "vit": ["--epochs", "1", "--teacher", str(out / "split_cnn.safetensors")],
+    }.items():
+        done = Command(tmp_path).script(
+            script, "--data", data, "--out", out, "--model", model, *arguments
+        )
+        assert done.code == 0, done.stderr
+        assert "Warning" not in done.stderr
+        assert "images: 4 train, 4 test" in done.stdout
+        assert "epoch 1/1: loss " in done.stdout
+        assert done.line.startswith(f"split_{model}.safetensors: ")
+        kinds = {
+            v.dtype for v in load_file(out / f"split_{model}.safetensors").values()
+        }
+        assert {str(kind) for kind in kinds} <= {"torch.float16", "torch.int64"}
+
+
+def test_training_comes_out_the_same_again(tmp_path: Path) -> None:
+    data, script = pictures(tmp_path / "data.zip"), EXAMPLES / "train_split_clients.py"
+    stored = []
+    for out, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        done = Command(tmp_path).script(
+            script, "--data", data, "--out", tmp_path / out, "--model", "cnn",
+            "--epochs", "1", "--seed", seed,
+        )  # fmt: skip
+        assert done.code == 0, done.stderr
+        stored.append((tmp_path / out / "split_cnn.safetensors").read_bytes())
+    assert stored[0] == stored[1]
+    assert stored[0] != stored[2]
