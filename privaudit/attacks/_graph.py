@@ -35,12 +35,42 @@ def refusal(graph: GraphModule) -> str:
             continue
         if not isinstance(node.target, torch._ops.OpOverload):
             return f"{node.target} is not a plain operator"
-        if node.target._schema.is_mutable and not _put_out_of_place(node, place):
-            return f"{node.target} writes to what it is given"
+        if node.target._schema.is_mutable:
+            if _is_idle(node):
+                graph.graph.erase_node(node)
+            elif not _put_out_of_place(node, place):
+                return f"{node.target} writes to what it is given"
         for tag, what in _ONCE.items():
-            if tag in node.target.tags:
+            if tag in node.target.tags and not _by_number(node):
                 return f"{node.target} {what}"
     return ""
+
+
+def _is_idle(node: Node) -> bool:
+    """True where nobody reads what is written: a counter of batches."""
+    own: Any = node.args[0] if node.args else None
+    if node.users or getattr(own, "op", "") != "get_attr":
+        return False
+    names = [n for n in node.graph.nodes if n.op == "get_attr"]
+    same = [n for n in names if n.target == own.target]
+    return all(user is node for n in same for user in n.users)
+
+
+def _by_number(node: Node) -> bool:
+    """True for an index of numbers, whose result has one size; masks have others."""
+    if node.target is not _aten.index.Tensor:
+        return False
+    at: Any = node.args[1]
+    kinds = [_dtype(n) for n in at if n is not None]
+    return all(kind in (torch.int64, torch.int32) for kind in kinds)
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    """The type of its value, where the trace says so."""
+    known = node.meta.get("tensor_meta")
+    if node.op == "get_attr":
+        known = getattr(node.graph.owning_module, str(node.target))
+    return getattr(known, "dtype", None)
 
 
 def _put_out_of_place(node: Node, place: dict[Node, int]) -> bool:

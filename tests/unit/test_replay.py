@@ -247,6 +247,24 @@ def test_writing_to_a_tensor_of_its_own_is_put_out_of_place() -> None:
     assert slopes().gradients[0].tolist() == [4.0, 4.0]
 
 
+COUNTED = torch.zeros(())
+PLACES = torch.tensor([1, 0, 1])
+
+
+def test_a_counter_that_nobody_reads_and_a_fixed_index_are_no_obstacle() -> None:
+    x = torch.ones(2, requires_grad=True)
+
+    def objective() -> Objective:
+        COUNTED.add_(1)
+        value = x[PLACES].square().sum()
+        return Objective(value, value)
+
+    slopes = traced(Slopes(objective, [x], MANY))
+    slopes()
+    assert slopes.way == "replayed", slopes.refused
+    assert slopes().gradients[0].tolist() == [2.0, 4.0]
+
+
 def test_a_model_that_changes_unseen_is_found_out_and_its_best_forgotten() -> None:
     x = torch.zeros(1, requires_grad=True)
     calls = 0
