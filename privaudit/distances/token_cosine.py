@@ -45,7 +45,7 @@ class TokenCosine(FeatureDistance):
         # The root of zero has no derivative: a zero guess is kept off it.
         off_zero = (1e-8 * theirs).square().clamp_min(tiny)
         ours = (guess.square().sum(axis) + off_zero).sqrt()
-        cosine = (inner / (ours * theirs).clamp_min(tiny)).flatten(1)
-        sent = (theirs > 0).flatten(1).to(cosine.dtype)
+        cosine = (inner / (ours * theirs).clamp_min(tiny)).reshape(len(inner), -1)
+        sent = (theirs > 0).reshape(cosine.shape).to(cosine.dtype)
         distance: Tensor = 1 - (cosine * sent).sum(1) / sent.sum(1).clamp_min(1)
         return distance
