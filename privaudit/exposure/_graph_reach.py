@@ -1,4 +1,4 @@
-"""Where the autograd graph from the input ends, in the user's own names."""
+"""How the autograd graph leads from the output to the input, and where it ends."""
 
 from __future__ import annotations
 
@@ -38,6 +38,50 @@ def last_reached(model: nn.Module, forward: Callable[[], Any], leaf: Tensor) -> 
     return found
 
 
+def bypassed(outputs: Any, leaf: Tensor) -> set[Any]:
+    """The nodes of the graph that some way from ``outputs`` to ``leaf`` passes by.
+
+    A tensor whose ``grad_fn`` is among them does not carry all that the outputs take
+    from the leaf. Of nodes that no output leads to nothing is said.
+
+    Args:
+        outputs: Whatever a model put out.
+        leaf: What it was given, with ``requires_grad``.
+    """
+    roots = [t.grad_fn for t in _outputs.tensors(outputs).values()]
+    roots = [root for root in roots if root is not None]
+    order = _in_order(roots)
+    behind: dict[Any, int] = {}  # ways from a node to the leaf
+    for node in order:
+        own = int(getattr(node, "variable", None) is leaf)
+        behind[node] = own + sum(behind[n] for n in _next(node))
+    total = sum(behind[root] for root in roots)
+    before = dict.fromkeys(order, 0)  # ways from the outputs to a node
+    for root in roots:
+        before[root] += 1
+    for node in reversed(order):
+        for n in _next(node):
+            before[n] += before[node]
+    return {node for node in order if before[node] * behind[node] != total}
+
+
+def _next(node: Any) -> list[Any]:
+    return [n for n, _ in node.next_functions if n is not None]
+
+
+def _in_order(roots: list[Any]) -> list[Any]:
+    """All nodes behind ``roots``, each after those that lie behind it."""
+    order: dict[Any, None] = {}
+    stack = list(roots)
+    while stack:
+        waiting = [n for n in _next(stack[-1]) if n not in order]
+        if waiting and stack[-1] not in order:
+            stack += waiting
+        else:
+            order.setdefault(stack.pop())
+    return list(order)
+
+
 def _leads(root: Any, leaf: Tensor, known: dict[Any, bool]) -> bool:
     """Whether ``leaf`` lies behind ``root``; ``known`` remembers between calls."""
     stack = [root]
@@ -46,7 +90,7 @@ def _leads(root: Any, leaf: Tensor, known: dict[Any, bool]) -> bool:
         if node is None or node in known:
             stack.pop()
             continue
-        behind = [n for n, _ in node.next_functions if n is not None]
+        behind = _next(node)
         waiting = [n for n in behind if n not in known]
         if waiting:
             stack += waiting

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from privaudit._pixels import Normalisation
 from privaudit.exposure import output
+from privaudit.exposure.cut import cut_conditions
 from privaudit.exposure.cut_resolve import AnyCut
 from privaudit.types import Batch, FeatureLayout, FeatureObservation
 
@@ -60,8 +61,9 @@ class FeatureExposure:
         return self.cut.finish(model, lambda: self._forward(model, images), features)
 
     def whole(self, model: nn.Module, images: Tensor) -> Any:
-        """The output of the whole model, uncut."""
-        return self._forward(model, images)
+        """The output of the whole model, uncut, under the conditions of a capture."""
+        with cut_conditions(model):
+            return self._forward(model, images)
 
     def _forward(self, model: nn.Module, images: Tensor) -> Any:
         inputs = self.normalisation.apply(images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from privaudit._guard import kept_world
 from privaudit.config import Split
 from privaudit.errors import ConfigError
 from privaudit.exposure import _outputs
-from privaudit.exposure.cut import Cut
+from privaudit.exposure._graph_reach import bypassed
+from privaudit.exposure.cut import Cut, cut_conditions
 from privaudit.exposure.cut_check import (
     Run,
     is_complete,
-    other_input,
     require_batch_first,
 )
 from privaudit.exposure.cut_resolve import calls_of, require_float, run_once
@@ -50,8 +50,8 @@ def split_candidates(
         inputs: (batch, channels, height, width) floats as ``run`` takes them; the
             first image is used.
         names: Only these, as ``SplitCandidate.name`` has them; None: all.
-        verify: Find out whether everything goes through, by one more forward pass a
-            place.
+        verify: Find out whether everything goes through, by one more forward pass for
+            each place that every way of the graph passes.
 
     Raises:
         ConfigError: Integers, or images that the model does not take.
@@ -66,7 +66,7 @@ def split_candidates(
             if wanted is None or wanted & {c.name, *c.aliases}
         ]
         if verify:
-            found = list(_verified(model, run, inputs[:1], found))
+            found = list(_verified(model, run, inputs[:1], walk.bypassed(found)))
     return found
 
 
@@ -98,6 +98,24 @@ class _Walk:
         with self._hooked(look):
             run_once(self._model, lambda: self._run(self._shown.clone()))
         return list(found.values())
+
+    def bypassed(self, found: list[SplitCandidate]) -> list[SplitCandidate]:
+        """Mark the places that a way from the image to the output does not pass."""
+        nodes: dict[str, Any] = {}
+
+        def look(path: str, call: int, out: Any) -> None:
+            with suppress(ConfigError):
+                nodes[self._name(path, call)] = _outputs.chosen(out, None, "").grad_fn
+
+        leaf = self._shown[:1].clone().requires_grad_(True)
+        with torch.enable_grad(), cut_conditions(self._model), self._hooked(look):
+            beside = bypassed(self._run(leaf.clone()), leaf)
+        return [
+            c.model_copy(update={"complete": False})
+            if nodes.get(c.name) in beside
+            else c
+            for c in found
+        ]
 
     def _joined(self, known: SplitCandidate, path: str, call: int) -> SplitCandidate:
         """One place more of a value: a whole takes the name of its part."""
@@ -191,8 +209,7 @@ def _verified(
     model: nn.Module, run: Run, image: Tensor, found: list[SplitCandidate]
 ) -> Iterator[SplitCandidate]:
     """Each with whether everything goes through it."""
-    inputs = torch.cat([image, other_input(image)])
-    whole = run_once(model, lambda: run(inputs.clone()))
+    whole = run_once(model, lambda: run(image.clone()))
     paths = {readable(n): n for n, _ in model.named_modules() if n}
     for candidate in found:
         if not candidate.shape:
@@ -200,7 +217,9 @@ def _verified(
             continue
         own, _, call = candidate.name.partition("#")
         cut = Cut(paths[own], int(call or 0))
-        complete = is_complete(model, cut, run, inputs, whole)
+        complete = candidate.complete is None and is_complete(
+            model, cut, run, image, whole
+        )
         note = "" if complete else "values pass beside this place"
         note = "; ".join(filter(None, [candidate.note, note]))
         yield candidate.model_copy(update={"complete": complete, "note": note})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from privaudit.adapters import ADAPTERS, facts_of, hint_for, require_images
 from privaudit.adapters.base import IMAGENET, OPENAI_CLIP, depths, pair_of
 from privaudit.errors import ConfigError
 from privaudit.exposure import resolve
+from privaudit.exposure._graph_reach import bypassed
 from privaudit.inventory.split_candidates import split_candidates
 from tests.unit.test_guard import snapshot
 
@@ -98,6 +100,48 @@ def test_attention_counts_as_matrix_products() -> None:
     attention = 3 * 5 * 16 * 16 + 2 * 5 * 5 * 16 + 5 * 16 * 16
     assert found["1.self_attn"].client_flops == 2 * attention
     assert found["1"].client_flops == 2 * (attention + 2 * 5 * 16 * 32)
+
+
+def bypassed_at(forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> bool:
+    """Whether the graph shows a way past the first tensor to the second."""
+    leaf = torch.rand(2, 4, requires_grad=True)
+    sent, out = forward(leaf)
+    return sent.grad_fn in bypassed(out, leaf)
+
+
+def test_ways_past_a_tensor_are_found_in_the_graph() -> None:
+    double = torch.nn.Linear(4, 4)
+    assert not bypassed_at(lambda x: (y := double(x), y.sin() + y))
+    assert bypassed_at(lambda x: (y := double(x), y + x))
+    assert bypassed_at(lambda x: (y := double(x), torch.cat([y, 0 * x])))
+    assert not bypassed_at(lambda x: (y := double(x), y + x.detach()))
+    # Of what no output needs, nothing is said.
+    assert not bypassed_at(lambda x: (double(x), x.sin()))
+    assert not bypassed_at(lambda x: (double(x).detach(), x.sin()))
+
+
+def test_a_view_changed_in_place_behind_the_cut_is_no_way_past_it() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), nn.ReLU(inplace=True), nn.Flatten()
+    ).eval()
+    found = {c.name: c.complete for c in split_candidates(model, model, IMAGES)}
+    assert found == {"0": True, "1": True, "2": True, "3": True}
+
+
+def test_a_shortcut_of_no_weight_yet_counts_as_a_way_past() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+            nn.init.zeros_(self.b.weight)
+            nn.init.zeros_(self.b.bias)  # type: ignore[arg-type]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) + self.b(x)  # type: ignore[no-any-return]
+
+    model = Gated()
+    found = {c.name: c.complete for c in split_candidates(model, model, IMAGES)}
+    assert found == {"a": False, "b": False}
 
 
 def test_images_have_to_fit() -> None:
