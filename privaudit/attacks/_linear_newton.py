@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privaudit._progress import tick
 from privaudit.attacks._linear_krylov import conjugate
 from privaudit.attacks._linear_map import ImageMap, Tangent, sizes
 from privaudit.attacks._linear_smooth import Smoothness
@@ -38,19 +39,13 @@ class Newton:
 
     Attributes:
         images: (batch, channels, height, width), not yet in [0, 1].
-        start: (batch,) squared relative error of the features at the start.
-        error: (batch,) at the end.
-        curve: (steps + 1, batch) of them.
-        steps: How many outer steps were made.
-        products: How many derivatives along a direction these took.
+        curve: (steps + 1, batch): squared relative error of the features.
+        products: How many derivatives along a direction this took.
         in_time: False where the budget ended it.
     """
 
     images: Tensor
-    start: Tensor
-    error: Tensor
     curve: Tensor
-    steps: int
     products: int
     in_time: bool
 
@@ -83,23 +78,25 @@ class Effort:
 def gauss_newton(
     image_map: ImageMap, features: Tensor, start: Tensor, effort: Effort
 ) -> Newton:
-    """Match ``features`` from ``start``, smoothness fading from step to step."""
-    images, share, idle = start.clone(), _STIFF, 0
+    """Match ``features`` from ``start``, smoothness fading from step to step.
+
+    Every image rests by itself: once it is matched, gains no more, or turns out to be
+    behind a map too far from affine.
+    """
+    images, share = start.clone(), _STIFF
     errors = [relative_error(image_map(images), features)]
-    step = 0
-    while step < effort.outer and effort.in_time and idle < _PATIENCE:
-        if bool((errors[-1] < _MATCHED**2).all()) or _is_far(errors):
+    idle = torch.zeros_like(errors[0])
+    while len(errors) <= effort.outer and effort.in_time:
+        rows = (_is_worth_it(errors) & (idle < _PATIENCE)).nonzero().flatten()
+        if not len(rows):
             break
-        change = _change(image_map.near(images), features, share, effort)
-        images, error = _best_of(image_map, features, images, change)
-        idle = 0 if bool((error < _FALLS * errors[-1]).any()) else idle + 1
-        errors.append(error)
+        change = _change(image_map.near(images[rows]), features[rows], share, effort)
+        images[rows], error = _best_of(image_map, features[rows], images[rows], change)
+        errors.append(errors[-1].index_copy(0, rows, error))
+        idle = torch.where(errors[-1] < _FALLS * errors[-2], 0, idle + 1)
         share = max(share * _SOFTER, _SOFTEST)
-        step += 1
-    curve = torch.stack(errors)
-    return Newton(
-        images, curve[0], curve[-1], curve, step, effort.products, effort.in_time
-    )
+        tick(len(errors) - 1, effort.outer, float(errors[-1].mean()))
+    return Newton(images, torch.stack(errors), effort.products, effort.in_time)
 
 
 def relative_error(made: Tensor, features: Tensor) -> Tensor:
@@ -108,8 +105,11 @@ def relative_error(made: Tensor, features: Tensor) -> Tensor:
     return sizes(made - features).square() / size
 
 
-def _is_far(errors: list[Tensor]) -> bool:
-    return len(errors) == _TRIAL + 1 and bool((errors[-1] > _FAR * errors[0]).all())
+def _is_worth_it(errors: list[Tensor]) -> Tensor:
+    open_still = errors[-1] >= _MATCHED**2
+    if len(errors) <= _TRIAL:
+        return open_still
+    return open_still & (errors[_TRIAL] <= _FAR * errors[0])
 
 
 def _change(tangent: Tangent, features: Tensor, share: float, effort: Effort) -> Tensor:

@@ -130,7 +130,8 @@ def _scale(norm: LastNorm, direction: Tensor, noise: float) -> tuple[Tensor, Ten
     misread = (short < -_TRUSTED * error).double().mean(1, keepdim=True) > _MISREAD
     usable = (short > _TRUSTED * error) & ~misread & (not partial)
     scale = (norm.module.eps / short.clamp_min(error)).sqrt()
-    weight = usable / (scale * error / (2 * short.clamp_min(error)))
+    spread = scale * error / (2 * short.clamp_min(error))
+    weight = torch.where(usable & (spread > 0), 1 / spread, 0.0)
     rows = torch.stack([weight, torch.zeros_like(weight)], -1)
     return rows[..., None, :], (weight * scale)[..., None]
 
