@@ -36,6 +36,7 @@ class Cut:
         select: Which element of its output, where that is a tuple, dict or dataclass;
             None: the first tensor of floats.
         chosen: The same in words, where there was a choice.
+        batch_axis: 1 where time comes first, as in torch's attention by default.
         calls: How often the module is called; 0: not counted.
     """
 
@@ -43,6 +44,7 @@ class Cut:
     call: int = 0
     select: int | str | None = None
     chosen: str = ""
+    batch_axis: int = 0
     calls: int = 0
 
     @property
@@ -51,7 +53,7 @@ class Cut:
         return f"{self.path}#{self.call}" if self.calls > 1 else self.path
 
     def capture(self, model: nn.Module, forward: Forward) -> Tensor:
-        """What is sent, with its graph; the forward pass stops there.
+        """What is sent, (batch, …) with its graph; the forward pass stops there.
 
         Args:
             model: The whole model.
@@ -73,7 +75,8 @@ class Cut:
             if len(seen) <= self.call:
                 raise self.not_reached(len(seen))
             # A copy: a forward pass that swallows the stop goes on, maybe in place.
-            return _outputs.chosen(seen[self.call], self.select, self.name).clone()
+            sent = _outputs.chosen(seen[self.call], self.select, self.name)
+            return sent.movedim(self.batch_axis, 0).clone()
 
     def finish(self, model: nn.Module, forward: Forward, features: Tensor) -> Any:
         """The model's output when ``features`` stand where the cut is.
@@ -97,7 +100,8 @@ class Cut:
             key = self.select
             if key is None:
                 key = _outputs.main_key(out, self.name)
-            return _outputs.replaced(out, key, features.clone())
+            given = features.clone().movedim(0, self.batch_axis)
+            return _outputs.replaced(out, key, given)
 
         with cut_conditions(model), _hooked(model, self.path, hook):
             out = forward()

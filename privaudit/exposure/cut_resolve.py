@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -48,16 +49,32 @@ def resolve(model: nn.Module, split: Split | str, forward: Forward) -> AnyCut:
     count = calls.counts.get(path, 0)
     _check_count(path, call, count, calls.counts)
     call = call or 0
-    cut = Cut(path, call, split.select, calls=count)
-    return _settled(cut, calls.outputs[call])
+    cut = _settled(Cut(path, call, split.select, calls=count), calls.outputs[call])
+    sent = _outputs.chosen(calls.outputs[call], cut.select, cut.name)
+    return replace(cut, batch_axis=batch_axis(sent, calls.batch))
 
 
 @dataclass(frozen=True)
 class Calls:
-    """How often each module was called in one forward pass, and what one put out."""
+    """What one forward pass did.
+
+    Attributes:
+        counts: How often each module was called.
+        outputs: All that one of them put out.
+        batch: How many images the model was given; None: not seen.
+    """
 
     counts: Mapping[str, int]
     outputs: list[Any]
+    batch: int | None = None
+
+
+def batch_axis(sent: Tensor, batch: int | None) -> int:
+    """1 where the second axis is the batch and the first one cannot be; else 0."""
+    shape = sent.shape
+    if batch is None or len(shape) < 3 or shape[0] == batch:
+        return 0
+    return int(shape[1] == batch)
 
 
 def calls_of(model: nn.Module, forward: Forward, *, keep: str = "") -> Calls:
@@ -78,12 +95,19 @@ def calls_of(model: nn.Module, forward: Forward, *, keep: str = "") -> Calls:
             if name == keep:
                 outputs.append(out)
 
-    handle = nn_module.register_module_forward_hook(hook)
-    try:
+    sizes: list[int] = []
+
+    def size(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = _outputs.tensors([args, kwargs]).values()
+        sizes.extend(len(t) for t in given if t.dim())
+
+    with ExitStack() as stack:
+        handle = nn_module.register_module_forward_hook(hook)
+        stack.callback(handle.remove)
+        handle = model.register_forward_pre_hook(size, with_kwargs=True)
+        stack.callback(handle.remove)
         run_once(model, forward)
-    finally:
-        handle.remove()
-    return Calls(counts, outputs)
+    return Calls(counts, outputs, sizes[0] if sizes else None)
 
 
 def run_once(model: nn.Module, forward: Forward) -> Any:

@@ -23,7 +23,7 @@ from privaudit.exposure.cut_check import (
     is_complete,
     require_batch_first,
 )
-from privaudit.exposure.cut_resolve import calls_of, require_float, run_once
+from privaudit.exposure.cut_resolve import batch_axis, calls_of, require_float, run_once
 from privaudit.inventory._layout_probe import probe_images
 from privaudit.inventory.layout import layout_of
 from privaudit.inventory.records import SplitCandidate
@@ -135,6 +135,7 @@ class _Walk:
         try:
             key = _outputs.main_key(out, name)
             sent = _outputs.chosen(out, key, name)
+            sent = sent.movedim(batch_axis(sent, len(self._shown)), 0)
             require_batch_first(name, sent, len(self._shown))
         except ConfigError as error:
             return base.model_copy(update={"note": _note(error)})

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from privaudit.config import Split
 from privaudit.errors import ConfigError
-from privaudit.exposure import check_cut, resolve
+from privaudit.exposure import Cut, check_cut, resolve
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(3))
 
@@ -168,6 +168,35 @@ def test_a_module_under_two_names() -> None:
     model = Layers(nn.Sequential(layer))
     model.again = model.first
     assert torch.equal(sent_at(model, "again"), sent_at(model, "first"))
+
+
+class TimeFirst(nn.Module):
+    """torch's encoder as it is by default: (time, batch, channels)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.into(x).transpose(0, 1)
+        return self.out(self.encoder(tokens).mean(0))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_time_first_is_turned_around(images: int) -> None:
+    model, x = TimeFirst().eval(), torch.rand(images, 6, 4)
+    sent = sent_at(model, "encoder.layers.0", x)
+    assert sent.shape == (images, 6, 8)
+    alone = sent_at(model, "encoder.layers.0", x[-1:])
+    assert torch.allclose(sent[-1:], alone, atol=1e-6)
+    assert torch.equal(finished(model, "encoder.layers.0", x), model(x))
+    cut = resolve(model, "encoder.layers.0", lambda: model(x))
+    assert isinstance(cut, Cut)
+    assert cut.batch_axis == 1
+    assert check_cut(model, cut, model, x).complete
 
 
 # ---- which element

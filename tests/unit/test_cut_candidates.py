@@ -144,6 +144,26 @@ def test_a_shortcut_of_no_weight_yet_counts_as_a_way_past() -> None:
     assert found == {"a": False, "b": False}
 
 
+def test_time_first_is_listed_by_image() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), Turned(2, 0, 1),
+        nn.TransformerEncoderLayer(8, 2, 16), Turned(1, 0, 2),
+    ).eval()  # fmt: skip
+    found = {c.name: c for c in split_candidates(model, model, IMAGES)}
+    assert found["3"].shape == [16, 8]
+    assert (found["3"].layout, found["3"].grid) == ("tokens", (4, 4))
+    assert found["3"].complete
+
+
+class Turned(nn.Module):
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(*self.axes)
+
+
 def test_images_have_to_fit() -> None:
     model = Small().eval()
     with pytest.raises(ConfigError, match="images of floats"):

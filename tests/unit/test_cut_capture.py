@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from privaudit._pixels import Normalisation
-from privaudit.errors import ConfigError
+from privaudit.errors import ConfigError, UnsupportedModelError
 from privaudit.exposure import Cut, FeatureExposure, NodeCut, Pair, check_cut, resolve
+from privaudit.exposure.cut_check import gradient_share
 from privaudit.exposure.cut_resolve import require_float
 from privaudit.types import Batch, FeatureLayout
 from tests.unit.test_cut import Branches, Puts, X, finished, sent_at
@@ -99,6 +100,75 @@ def test_detached_paths_are_found_and_placed(how: Callable[[Tensor], Tensor]) ->
     assert "is cut after `a`" in finding.text
     assert "no defence" in finding.text
     assert check_cut(model, Cut("a"), model, X).findings == ()
+
+
+class TwoWays(nn.Module):
+    """One of two paths is detached."""
+
+    def __init__(self, second: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.second = nn.Linear(4, 4), nn.Linear(4, 4), second
+        self.add = Puts(lambda pair: pair[0] + pair[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add((self.a(x), self.b(self.second(x))))  # type: ignore[no-any-return]
+
+
+class WrongDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def doubled(x: Tensor) -> Tensor:
+    return WrongDerivative.apply(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("second", [lambda x: x.detach(), no_grad, doubled])
+def test_a_gradient_that_tells_only_a_part_is_found(
+    second: Callable[[Tensor], Tensor],
+) -> None:
+    model = TwoWays(second)
+    [finding] = check_cut(model, Cut("add"), model, X).findings
+    assert finding.code == "split-gradient-differs"
+    assert finding.severity == "warning"
+    share = gradient_share(model, Cut("add"), model, X)
+    assert share is not None
+    assert share < 0.95
+
+
+def test_a_right_gradient_explains_all() -> None:
+    model = TwoWays(lambda x: 2 * x)
+    assert check_cut(model, Cut("add"), model, X).findings == ()
+    assert gradient_share(model, Cut("add"), model, X) == pytest.approx(1, abs=1e-3)
+    still = TwoWays(lambda x: 0 * x)
+    nn.init.zeros_(still.a.weight)
+    assert gradient_share(still, Cut("add"), still, X) is None
+    detached = Detached(lambda x: x.detach())
+    assert gradient_share(detached, Cut("b"), detached, X) is None
+
+
+def test_weights_made_in_inference_mode_are_named() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    with pytest.raises(UnsupportedModelError, match="a gradient can follow") as error:
+        check_cut(model, Cut("1"), model, X)
+    assert "inference mode: 0.weight" in error.value.hint
+
+
+def test_a_forward_that_fails_only_with_a_gradient() -> None:
+    def fail(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("only for inference.")
+        return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Puts(fail))
+    with pytest.raises(UnsupportedModelError, match="got only for inference"):
+        check_cut(model, Cut("1"), model, X)
 
 
 # ---- what is in the way of a capture
