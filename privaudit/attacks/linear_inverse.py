@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from privaudit.attacks._feature_base import FeatureAttack
-from privaudit.attacks._feature_loss import require_features, without_weight_gradients
+from privaudit.attacks._feature_loss import require_features
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._linear_map import ImageMap
 from privaudit.attacks._linear_newton import (
@@ -100,21 +100,18 @@ class LinearInverse(FeatureAttack):
         """
         require_features(observation)
         image_map = ImageMap(target, observation.image_shape)
-        with without_weight_gradients(target.model):
-            structure = structure_of(image_map, generator)
-            refusal = _refusal(structure, observation)
-            if refusal:
-                skipped = Reconstruction(
-                    None, "skipped", refusal, forms=structure.outcomes
-                )
-                return [skipped] * len(observation)
-            features = observation.features.to(image_map.device)
-            if structure.patches is not None:
-                found = _by_patches(structure, structure.patches, features)
-            else:
-                spend = _spender(budget, len(features))
-                found = self._by_tangents(structure, features, spend, generator)
-            return _answers(structure, features, found)
+        structure = structure_of(image_map, generator)
+        refusal = _refusal(structure, observation)
+        if refusal:
+            skipped = Reconstruction(None, "skipped", refusal, forms=structure.outcomes)
+            return [skipped] * len(observation)
+        features = observation.features.to(image_map.device)
+        if structure.patches is not None:
+            found = _by_patches(structure, structure.patches, features)
+        else:
+            spend = _spender(budget, len(features))
+            found = self._by_tangents(structure, features, spend, generator)
+        return _answers(structure, features, found)
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
