@@ -19,7 +19,7 @@ from privaudit._progress import tick
 from privaudit.attacks._feature_loss import (
     FeatureLoss,
     Parts,
-    without_weight_gradients,
+    folded_products,
 )
 from privaudit.attacks._minimise import CHECK_EVERY, GAIN, MILESTONES
 from privaudit.config import Budget
@@ -121,7 +121,7 @@ def descend(
     """
     run = _Run(guess, loss, course, budget)
     rest: End = "iterations" if run.limit == course.iterations else "budget"
-    with without_weight_gradients(loss.target.model):
+    with folded_products(loss.target.model):
         try:
             while run.done < run.limit:
                 run.step()

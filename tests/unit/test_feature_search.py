@@ -250,7 +250,6 @@ def test_schedules_follow_the_time_where_it_is_short() -> None:
             weights.append(super().smooth_at(progress))
             return weights[-1]
 
-
     course = Watched(
         learning_rate=0.05, iterations=10**6, smooth=1.0, smooth_end=0.01, seams=0.0
     )

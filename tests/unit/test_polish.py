@@ -20,6 +20,7 @@ from privaudit.errors import ConfigError
 from tests.contract.feature_cases import feature_case
 from tests.unit.test_feature_search import (
     FREE,
+    SHORT,
     SMALL,
     interrupting,
     meddled,
@@ -122,3 +123,12 @@ def test_one_network_an_image_however_they_are_run() -> None:
     apart, together = one_by_one(x, weight, bias), grouped(x, weight, bias)
     assert torch.allclose(apart, together, atol=1e-5)
     assert not torch.allclose(apart[0], one_by_one(x[:1], weight[1:2], bias[1:2])[0])
+
+
+def test_frozen_weights_are_frozen_afterwards_and_get_no_gradient() -> None:
+    case = feature_case("tokens")
+    case.target.model.requires_grad_(False)
+    for target in (case.target, meddled(case, interrupting(3))):
+        run(SHORT, target, case.observation)
+        assert not any(p.requires_grad for p in case.target.model.parameters())
+        assert all(p.grad is None for p in case.target.model.parameters())
