@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Graph
 from torch.utils.checkpoint import checkpoint
 
 from privaudit._pixels import Normalisation
@@ -406,6 +407,18 @@ def test_node_names_are_among_the_nearest() -> None:
     model, x = resnet(), torch.rand(1, 3, 32, 32)
     with pytest.raises(ConfigError, match=r"layer1\.0\.add"):
         resolve(model, "layer1.0.addd", lambda: model(x))
+
+
+def test_a_pass_that_does_not_call_the_model_has_no_node() -> None:
+    model, x = resnet(), torch.rand(1, 3, 32, 32)
+    cut = resolve(model, "layer1.0.add", lambda: model(x))
+    assert isinstance(cut, NodeCut)
+    with pytest.raises(ConfigError, match="that calls the model"):
+        cut.capture(model, lambda: None)
+    same, graph = nn.Identity(), Graph()
+    node = graph.placeholder("x")
+    with pytest.raises(ConfigError, match="a traced graph with an output"):
+        NodeCut("x", graph, node).finish(same, lambda: same(x), x)
 
 
 # ---- the exposure
