@@ -336,7 +336,8 @@ class Search:
         loss_truth: Matching loss at the truth; filled in by the audit afterwards.
         curve: (iteration, total loss) of the best run.
         pictures: (iteration, image in [0, 1]) of the best run, first image only.
-        path: Whether it ran for one client or for several at once.
+        path: Whether it ran for one client or for several at once; and whether its
+            iterations were replayed or compiled (``_replay``) at last.
     """
 
     loss_start: float

@@ -153,7 +153,7 @@ def report(
             sum(v.numel() for v in best.best),
             curve=best.curve,
             pictures=pictures,
-            path=path,
+            path=path if best.way == "plain" else f"{path}, {best.way}",
         ),
     )
 

@@ -185,9 +185,12 @@ def candidates(
 
 def counted_flops(forward: Any) -> int | None:
     """Floating-point operations of one call; None where none can be counted."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # The counter sees nothing inside a fused kernel.
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         forward()
     return counter.get_total_flops() or None
 

@@ -178,7 +178,8 @@ def _search(attack: AttackRecord) -> str:
     values = phrases.plural(attack.optimised, "value")
     steps = phrases.plural(attack.iterations, "iteration")
     tries = phrases.plural(attack.restarts, "restart")
-    together = f", {attack.path}" if "at once" in attack.path else ""
+    told = attack.path.removeprefix("one client").removeprefix(", ")
+    together = f", {told}" if told else ""
     return f"{values} optimised, {steps}, {tries}{together}"
 
 
