@@ -16,7 +16,7 @@ from torch import Tensor
 from privaudit._progress import tick
 from privaudit.attacks._linear_krylov import conjugate
 from privaudit.attacks._linear_map import ImageMap, Tangent, sizes
-from privaudit.attacks._linear_smooth import Smoothness
+from privaudit.attacks._linear_prior import QuadraticPrior
 
 _MATCHED = 1e-6
 """Relative error below which float32 features say no more."""
@@ -115,20 +115,20 @@ def _is_worth_it(errors: list[Tensor]) -> Tensor:
 def _change(tangent: Tangent, features: Tensor, share: float, effort: Effort) -> Tensor:
     """The step to the least squares of this tangent."""
     images = tangent.images.detach()
-    smooth = Smoothness.of(images)
-    weight = share * _relative_stiffness(tangent, smooth)
+    prior = QuadraticPrior.at(images)
+    weight = share * _relative_stiffness(tangent, prior)
 
     def curve(direction: Tensor) -> Tensor:
         matched = tangent.backward(tangent.forward(direction))
-        return matched + weight * smooth.pull(direction)
+        return matched + weight * prior.curve(direction)
 
-    pull = tangent.backward(features - tangent.value) - weight * smooth.pull(images)
+    pull = tangent.backward(features - tangent.value) - weight * prior.pull(images)
     return conjugate(
         curve, pull, steps=effort.inner, enough=_ENOUGH, go_on=effort.go_on
     )
 
 
-def _relative_stiffness(tangent: Tangent, smooth: Smoothness) -> Tensor:
+def _relative_stiffness(tangent: Tangent, prior: QuadraticPrior) -> Tensor:
     """How much a pixel moves features, per how much it moves differences."""
     images = tangent.images.detach()
     signs = torch.randint(
@@ -136,7 +136,7 @@ def _relative_stiffness(tangent: Tangent, smooth: Smoothness) -> Tensor:
     )
     noise = (2.0 * signs - 1).to(images).expand_as(images)
     moved = sizes(tangent.forward(noise)).square() / images[0].numel()
-    return moved.view(-1, 1, 1, 1) / smooth.stiffness().mean((1, 2, 3), keepdim=True)
+    return moved.view(-1, 1, 1, 1) / prior.stiffness().mean((1, 2, 3), keepdim=True)
 
 
 def _best_of(

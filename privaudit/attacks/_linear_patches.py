@@ -67,9 +67,11 @@ class PatchMap:
         left, values, right = self.svd
         return (right[:, :rank] / values[:rank]) @ left[:, :rank].T
 
-    def lost(self, rank: int) -> Tensor:
-        """(values, lost): what of a patch the other directions do not show."""
-        return self.svd[2][:, rank:]
+    def errors(self, noise: float) -> Tensor:
+        """(values,): what noise of that size in tokens does to each right vector."""
+        values = self.svd[1]
+        missing = values.new_zeros(self.matrix.shape[1] - len(values))
+        return noise / torch.cat([values, missing]).clamp_min(1e-300)
 
     def unreached(self, tolerance: float) -> Tensor:
         """(channels, c): directions in which no patch moves a token."""

@@ -1,7 +1,6 @@
-"""Of all images that the features allow, the one whose neighbours differ least.
+"""Of all images that the features allow, the one most like a photograph.
 
-The images allowed are given patch by patch, as ``base + own·θ + common·ζ``. Differences
-are weighed as those of photographs: mostly near zero, now and then an edge.
+The images allowed are given patch by patch, as ``base + own·θ + common·ζ``.
 """
 
 from __future__ import annotations
@@ -14,11 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privaudit.attacks._linear_krylov import conjugate
+from privaudit.attacks._linear_prior import QuadraticPrior
 
-TYPICAL = 0.05
-"""Difference of neighbouring pixels in photographs, in [0, 1] units."""
-_EDGE = 0.01
-"""Below this a difference counts as noise, squared; above it by its size."""
 _ROUNDS = 6
 _STEPS = 60
 _ENOUGH = 1e-4
@@ -54,11 +50,11 @@ class PatchSets:
         patches: How they make an image.
         base: (batch, patches, values): one that is allowed.
         own: (batch, patches, values, k): directions of each patch, few.
-        common: (values, r): orthonormal directions of every patch, at right angles
-            to ``own``.
+        common: (values, r): orthonormal directions of every patch.
         rows: (batch, patches, pins, k): what else is known: ``rows θ ≈ pinned``, in
             units of its standard deviation.
         pinned: (batch, patches, pins).
+        precision: (r,): one by the variance of ζ around 0; 0 where it may be anything.
     """
 
     patches: Patches
@@ -67,6 +63,7 @@ class PatchSets:
     common: Tensor
     rows: Tensor
     pinned: Tensor
+    precision: Tensor
 
     @property
     def free(self) -> int:
@@ -85,10 +82,10 @@ class PatchSets:
         return torch.cat([own, values @ self.common], -1)
 
     def pull(self, moves: Tensor) -> Tensor:
-        """``rowsᵀ rows θ``, as ``moves``."""
+        """``rowsᵀ rows θ`` and ``precision ζ``, as ``moves``."""
         own, common = self._parts(moves)
         pulled = _apply(self.rows.transpose(-1, -2), _apply(self.rows, own))
-        return torch.cat([pulled, torch.zeros_like(common)], -1)
+        return torch.cat([pulled, self.precision * common], -1)
 
     def pull_of_pinned(self) -> Tensor:
         """``rowsᵀ pinned``, as moves."""
@@ -104,80 +101,42 @@ class PatchSets:
 def smoothest(sets: PatchSets) -> Tensor:
     """(batch, channels, height, width): the smoothest of the images allowed.
 
-    Total variation, by least squares that are weighed anew in each round.
-
-    Source: Rudin 1992 (total variation); Chambolle 1997 (weights).
+    By least squares whose prior is laid anew in each round.
     """
     images = sets.patches.join(sets.base)
     if sets.free == 0:
         return images
-    smooth = Smoothness.even(images)
+    prior = QuadraticPrior.even(images)
     moves = images.new_zeros(*sets.base.shape[:2], sets.free)
     for _ in range(_ROUNDS):
-        step = _step(sets, smooth, images, moves)
+        step = _step(sets, prior, images, moves)
         moves, images = moves + step, images + sets.images(step)
-        smooth = Smoothness.of(images)
+        prior = QuadraticPrior.at(images)
     return images
 
 
-@dataclass(frozen=True, eq=False)
-class Smoothness:
-    """A weighted sum of squared differences of neighbours, in typical ones.
-
-    Attributes:
-        across: Weights of the differences to the right neighbour.
-        down: Weights of those to the one below.
-    """
-
-    across: Tensor
-    down: Tensor
-
-    @classmethod
-    def even(cls, images: Tensor) -> Smoothness:
-        """All differences alike."""
-        pairs = [torch.full_like(images.diff(dim=d), TYPICAL**-2) for d in (-1, -2)]
-        return cls(*pairs)
-
-    @classmethod
-    def of(cls, images: Tensor) -> Smoothness:
-        """So that the squares cost what the sizes of these differences cost."""
-        pairs = [images.diff(dim=d) for d in (-1, -2)]
-        return cls(*(1 / (TYPICAL * (p.square() + _EDGE**2).sqrt()) for p in pairs))
-
-    def pull(self, images: Tensor) -> Tensor:
-        """Half the gradient of the sum."""
-        wide = self.across * images.diff(dim=-1)
-        high = self.down * images.diff(dim=-2)
-        pulled = F.pad(wide, (1, 0)) - F.pad(wide, (0, 1))
-        return pulled + F.pad(high, (0, 0, 1, 0)) - F.pad(high, (0, 0, 0, 1))
-
-    def stiffness(self) -> Tensor:
-        """Sum of the weights of the differences that each pixel takes part in."""
-        wide, high = self.across, self.down
-        total = F.pad(wide, (1, 0)) + F.pad(wide, (0, 1))
-        return total + F.pad(high, (0, 0, 1, 0)) + F.pad(high, (0, 0, 0, 1))
-
-
-def _step(sets: PatchSets, smooth: Smoothness, images: Tensor, moves: Tensor) -> Tensor:
-    """To the least sum of squares: of differences, and of what is pinned."""
+def _step(
+    sets: PatchSets, prior: QuadraticPrior, images: Tensor, moves: Tensor
+) -> Tensor:
+    """To the least sum of squares: of the prior, and of what is pinned."""
     missing = sets.pull_of_pinned() - sets.pull(moves)
     return conjugate(
-        lambda m: sets.project(smooth.pull(sets.images(m))) + sets.pull(m),
-        missing - sets.project(smooth.pull(images)),
-        precondition=_uncoupled(sets, smooth),
+        lambda m: sets.project(prior.curve(sets.images(m))) + sets.pull(m),
+        missing - sets.project(prior.pull(images)),
+        precondition=_uncoupled(sets, prior),
         steps=_STEPS,
         enough=_ENOUGH,
     )
 
 
-def _uncoupled(sets: PatchSets, smooth: Smoothness) -> Callable[[Tensor], Tensor]:
+def _uncoupled(sets: PatchSets, prior: QuadraticPrior) -> Callable[[Tensor], Tensor]:
     """The inverse as if no two pixels were coupled: exact for what is pinned."""
-    level = sets.patches.take(smooth.stiffness()).mean(-1, keepdim=True)
+    level = sets.patches.take(prior.stiffness()).mean(-1, keepdim=True)
     blocks = level[..., None] * sets.own.transpose(-1, -2) @ sets.own
     inverse = torch.linalg.pinv(blocks + sets.rows.transpose(-1, -2) @ sets.rows)
     count = sets.own.shape[-1]
     return lambda m: torch.cat(
-        [_apply(inverse, m[..., :count]), m[..., count:] / level], -1
+        [_apply(inverse, m[..., :count]), m[..., count:] / (level + sets.precision)], -1
     )
 
 

@@ -11,10 +11,15 @@ from privaudit.attacks._linear_norm import LastNorm
 from privaudit.attacks._linear_patches import PatchMap
 from privaudit.attacks._linear_smooth import PatchSets, smoothest
 
-_TOLERANCES = (1e-5, 1e-4, 1e-3, 1e-2)
-"""Of the largest singular value: what is below counts as lost, as noise drowns it."""
+_LEVELS = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Noise of the tokens, as a share of their size, to be tried where there is more than
+rounding."""
+_STORED, _COMPUTED = 0.5, 4.0
+"""Errors of a token in units of its rounding, and at least in those of float32."""
 _UNREACHED = 1e-6
-_OUTSIDE = 0.02
+_NOTICED, _FILLED, _HOPELESS = 0.002, 0.05, 1.0
+"""Errors of a pixel from which on smoothness is asked, decides, and is alone."""
+_OUTSIDE = 0.001
 """Root mean square distance from [0, 1] that noise may cause, not a wrong inverse."""
 _READING = 5.0
 """Error of the mean square of a norm's output, in units of its rounding."""
@@ -36,28 +41,32 @@ class Inverted:
 
 
 def invert(found: PatchMap, tokens: Tensor, norm: LastNorm | None) -> Inverted:
-    """The smoothest images whose tokens these are.
+    """The smoothest images whose tokens these are, up to their noise.
 
-    Directions that the matrix all but loses turn noise into images far outside of
-    [0, 1]; where that happens, they are filled in by smoothness instead.
+    Noise is what rounding makes it. Where the images then lie far outside of [0, 1],
+    there is more, and the level that leaves least outside is taken.
 
     Args:
         found: The map from patches to what ``norm`` was given, or to the tokens.
         tokens: (batch, places, channels), float64 on the CPU.
         norm: The norm that the tokens came out of.
     """
-    best = _at(found, tokens, norm, tolerance=_TOLERANCES[0])
-    for tolerance in _TOLERANCES[1:]:
+    least = noise_of(tokens)
+    best = _at(found, tokens, norm, noise=least)
+    for noise in [level for level in _LEVELS if level > least]:
         poor = (_outside(best.images) > _OUTSIDE).nonzero().flatten()
         if not len(poor):
             break
-        if found.rank(tolerance) == found.rank(_TOLERANCES[0]):
-            continue
-        other = _at(found, tokens[poor], norm, tolerance=tolerance)
+        other = _at(found, tokens[poor], norm, noise=noise)
         better = _outside(other.images) < _outside(best.images[poor])
         best.images[poor[better]] = other.images[better]
         best.lost[poor[better]] = other.lost[better]
     return best
+
+
+def noise_of(tokens: Tensor) -> float:
+    """Error of tokens as a share of their size, if they are only rounded."""
+    return max(_STORED * rounding(tokens), _COMPUTED * torch.finfo(torch.float32).eps)
 
 
 def _outside(images: Tensor) -> Tensor:
@@ -65,36 +74,51 @@ def _outside(images: Tensor) -> Tensor:
 
 
 def _at(
-    found: PatchMap, tokens: Tensor, norm: LastNorm | None, *, tolerance: float
+    found: PatchMap, tokens: Tensor, norm: LastNorm | None, *, noise: float
 ) -> Inverted:
-    rank = found.rank(tolerance)
-    sets = _plain(found, tokens, rank) if norm is None else _normed(
-        found, tokens, norm, rank=rank
-    )  # fmt: skip
-    lost = torch.full((len(tokens),), found.matrix.shape[1] - rank)
+    """Each direction of a patch is known as well as its singular value lets it."""
+    open_by = found.errors(noise * _size(found, tokens, norm))
+    rank = int((open_by <= _HOPELESS).sum())
+    inverse = found.inverse(rank)
+    soft = open_by > _NOTICED
+    hopeless = open_by > _HOPELESS
+    precision = torch.where(hopeless, 0.0, 1 / open_by.square())[soft]
+    common = found.svd[2][:, soft]
+    if norm is None:
+        base = (tokens - found.constants) @ inverse.T
+        own, pins = base.new_zeros(*base.shape, 0), _no_pins(base)
+    else:
+        base = (-found.constants @ inverse.T).expand(len(tokens), -1, -1)
+        own, pins = _normed(found, tokens, norm, inverse)
+    sets = PatchSets(found.patches, base, own, common, *pins, precision)
+    lost = torch.full((len(tokens),), int((open_by > _FILLED).sum()))
     return Inverted(smoothest(sets), lost)
 
 
-def _plain(found: PatchMap, tokens: Tensor, rank: int) -> PatchSets:
-    base = (tokens - found.constants) @ found.inverse(rank).T
-    nothing = base.new_zeros(*base.shape[:2], 0)
-    own = base.new_zeros(*base.shape, 0)
-    rows = base.new_zeros(*base.shape[:2], 0, 0)
-    return PatchSets(found.patches, base, own, found.lost(rank), rows, nothing)
+def _size(found: PatchMap, tokens: Tensor, norm: LastNorm | None) -> float:
+    """Root mean square of what leaves the matrix, or would for black and white."""
+    if norm is None:
+        return float(tokens.square().mean().sqrt())
+    black, white = found.constants, found.matrix.sum(1) + found.constants
+    return float(torch.cat([black, white]).square().mean().sqrt())
 
 
-def _normed(found: PatchMap, tokens: Tensor, norm: LastNorm, *, rank: int) -> PatchSets:
+def _no_pins(base: Tensor) -> tuple[Tensor, Tensor]:
+    shape = base.shape[:2]
+    return base.new_zeros(*shape, 0, 0), base.new_zeros(*shape, 0)
+
+
+def _normed(
+    found: PatchMap, tokens: Tensor, norm: LastNorm, inverse: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Scale and mean of each token are open: ``W p + c = s·u + m·1``."""
-    inverse = found.inverse(rank)
     direction = norm.direction(tokens)
     pair = torch.stack([direction, torch.ones_like(direction)], -1)
-    own = inverse @ pair
-    base = (-found.constants @ inverse.T).expand(len(tokens), -1, -1)
     noise = rounding(tokens)
     rows, pinned = _unreached(found, pair, noise)
     scale_rows, scales = _scale(norm, direction, noise)
-    rows, pinned = torch.cat([rows, scale_rows], -2), torch.cat([pinned, scales], -1)
-    return PatchSets(found.patches, base, own, found.lost(rank), rows, pinned)
+    pins = torch.cat([rows, scale_rows], -2), torch.cat([pinned, scales], -1)
+    return inverse @ pair, pins
 
 
 def _unreached(found: PatchMap, pair: Tensor, noise: float) -> tuple[Tensor, Tensor]:

@@ -123,6 +123,7 @@ class LinearResult:
     ssim: Tensor
     ms_ssim: Tensor
     seconds: float
+    cpu_seconds: float
 
     def row(self) -> dict[str, Any]:
         """As JSON."""
@@ -133,6 +134,7 @@ class LinearResult:
             "ssim_min": round(float(self.ssim.min()), 5),
             "ms_ssim_mean": round(float(self.ms_ssim.mean()), 5),
             "seconds_per_image": round(self.seconds / len(self.found), 2),
+            "cpu_seconds_per_image": round(self.cpu_seconds / len(self.found), 2),
             "states": sorted({f.state for f in self.found}),
             "reasons": sorted({f.reason for f in self.found}),
             "residual_max": max(f.residual or 0.0 for f in self.found),
@@ -168,15 +170,21 @@ def attack_case(case: LinearCase, images: Tensor, seed: int = 0) -> LinearResult
         model = case.build().eval()
     exposure = FeatureExposure(case.normalisation, Cut(case.cut), case.layout)
     observation = exposure.observe(model, Batch(images, None))
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     found = LinearInverse().run(
         FeatureTarget(model, exposure), observation,
         budget=Budget(), generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - busy
     made = torch.cat([f.images for f in found if f.images is not None])
     return LinearResult(
-        case, found, Ssim().measure(images, made), _ms_ssim(made, images), seconds
+        case,
+        found,
+        Ssim().measure(images, made),
+        _ms_ssim(made, images),
+        seconds,
+        cpu_seconds,
     )
 
 

@@ -199,6 +199,13 @@ def test_features_in_half_precision_still_show_the_image() -> None:
     assert all("matched to" in f.reason for f in found)
 
 
+def test_noise_on_features_does_not_drown_the_image() -> None:
+    model = seeded(lambda: Embedding(48))
+    noise = torch.randn(2, 65, 48)
+    _, ssim = invert(model, "sent", TOKENS, change=lambda h: h + 0.01 * noise)
+    assert float(ssim.mean()) > 0.9
+
+
 @pytest.mark.parametrize("cut", ["sent", "norm"])
 def test_no_image_depends_on_the_others(cut: str) -> None:
     model = seeded(lambda: Embedding(48))

@@ -14,13 +14,13 @@ from privaudit.attacks._linear_map import ImageMap, is_affine
 from privaudit.attacks._linear_newton import Effort, gauss_newton, undetermined
 from privaudit.attacks._linear_norm import find_norm
 from privaudit.attacks._linear_patches import PatchMap, find_patches, tokens_of
+from privaudit.attacks._linear_prior import QuadraticPrior
 from privaudit.attacks._linear_smooth import (
     Patches,
     PatchSets,
-    Smoothness,
     smoothest,
 )
-from privaudit.attacks._linear_tokens import invert, rounding
+from privaudit.attacks._linear_tokens import invert, noise_of, rounding
 from privaudit.exposure import Cut, FeatureExposure
 from privaudit.types import FeatureLayout, FeatureTarget
 
@@ -162,8 +162,9 @@ def test_rank_condition_and_what_is_lost() -> None:
     found = PatchMap(matrix, torch.zeros(1, 6, dtype=torch.double), PATCHES)
     assert [found.rank(t) for t in (1e-5, 1e-2)] == [3, 2]
     assert found.condition > 1e10
-    assert found.lost(3).shape == (4, 1)
-    assert float((matrix @ found.lost(3)).abs().max()) < 1e-10
+    known = found.errors(1e-4)
+    torch.testing.assert_close(known[:3], torch.tensor([1e-4, 2e-4, 1e-1]).double())
+    assert float(known[3]) > 1e9
     assert float((found.unreached(1e-6).T @ matrix).abs().max()) < 1e-10
     torch.testing.assert_close(found.inverse(3), torch.linalg.pinv(matrix, rtol=1e-5))
 
@@ -208,37 +209,54 @@ def some_sets() -> PatchSets:
     own, common = torch.randn(2, 6, 32, 2).double(), torch.randn(32, 3).double()
     rows, pinned = torch.randn(2, 6, 1, 2).double(), torch.randn(2, 6, 1).double()
     base = torch.randn(2, 6, 32).double()
-    return PatchSets(PATCHES, base, own, torch.linalg.qr(common)[0], rows, pinned)
+    common, precision = torch.linalg.qr(common)[0], torch.tensor([0.0, 0.1, 9.0])
+    return PatchSets(PATCHES, base, own, common, rows, pinned, precision.double())
 
 
 def test_projections_are_the_transposes_of_what_they_undo() -> None:
-    sets, smooth = some_sets(), Smoothness.of(torch.rand(2, *SHAPE).double())
+    sets, prior = some_sets(), QuadraticPrior.at(1.4 * torch.rand(2, *SHAPE).double())
     moves, images = torch.randn(2, 6, 5).double(), torch.randn(2, *SHAPE).double()
     torch.testing.assert_close(
         (sets.images(moves) * images).sum(), (sets.project(images) * moves).sum()
     )
     other = torch.randn_like(images)
     torch.testing.assert_close(
-        (smooth.pull(images) * other).sum(), (smooth.pull(other) * images).sum()
+        (prior.curve(images) * other).sum(), (prior.curve(other) * images).sum()
     )
 
 
 def test_the_smoothest_image_is_a_stationary_point() -> None:
-    """No move of θ or ζ changes the sum of its last round to first order."""
+    """No move changes the sum by much, least of all its last round's."""
     sets = some_sets()
+    start = PATCHES.join(sets.base)
     images = smoothest(sets)
-    moves = sets.project(images - PATCHES.join(sets.base))
-    assert float(moves.abs().max()) > 0
-    smooth = Smoothness.of(images)
-    pull = sets.project(smooth.pull(images))
-    free = torch.cat([torch.zeros(2, 6, 2), torch.ones(2, 6, 3)], -1)
-    rough = sets.project(smooth.pull(PATCHES.join(sets.base)))
-    assert float((pull * free).norm()) < 0.2 * float((rough * free).norm())
+    added = PATCHES.take(images - start)
+    ways = torch.cat([sets.own, sets.common.expand(2, 6, -1, -1)], -1)
+    moves = torch.linalg.lstsq(ways, added[..., None]).solution[..., 0]
+    torch.testing.assert_close(PATCHES.take(sets.images(moves)), added)
+
+    def slope(images: Tensor, moves: Tensor) -> float:
+        pull = sets.project(QuadraticPrior.at(images).pull(images)) + sets.pull(moves)
+        return float((pull - sets.pull_of_pinned()).norm())
+
+    assert slope(images, moves) < 0.1 * slope(start, torch.zeros_like(moves))
+
+
+def test_the_prior_pulls_as_the_derivative_of_its_sum() -> None:
+    images = (3 * torch.rand(1, *SHAPE) - 1).double().requires_grad_()
+    size = images.diff(dim=-1).square().sum() + images.diff(dim=-2).square().sum()
+    (slope,) = torch.autograd.grad(size / 0.05**2, images)
+    torch.testing.assert_close(2 * QuadraticPrior.even(images).pull(images), slope)
+    boxed = QuadraticPrior.at(images.detach())
+    outside = (images - images.clamp(0, 1)).detach() / 0.02**2
+    free = QuadraticPrior(boxed.across, boxed.down, 0 * boxed.held, boxed.bound)
+    both = boxed.pull(images) - free.pull(images)
+    torch.testing.assert_close(both.detach(), outside)
 
 
 def test_a_flat_image_is_smooth() -> None:
     flat = torch.full((1, *SHAPE), 0.3)
-    assert float(Smoothness.of(flat).pull(flat).abs().max()) < 1e-5
+    assert float(QuadraticPrior.at(flat).pull(flat).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -250,23 +268,32 @@ def test_rounding_is_read_off_the_values(kind: torch.dtype, unit: float) -> None
     assert rounding(values) == unit
 
 
-def test_noise_in_lost_directions_is_replaced_by_smoothness() -> None:
+def test_noise_in_weak_directions_is_outweighed_by_smoothness() -> None:
     """One direction of patches is all but lost: noise of 1e-3 would drown the image."""
     left, _ = torch.linalg.qr(torch.randn(32, 32, dtype=torch.double))
     right, _ = torch.linalg.qr(torch.randn(32, 32, dtype=torch.double))
     values = torch.ones(32).double()
-    values[-1] = 3e-5
+    values[-1] = 1e-3
     matrix = left @ torch.diag(values) @ right.T
     found = PatchMap(matrix, torch.zeros(6, 32, dtype=torch.double), PATCHES)
     across, down = torch.linspace(0, 0.5, 12), torch.linspace(0, 0.5, 8)
-    truth = (across + down[:, None]).expand(1, *SHAPE).double()
+    truth = (across + down[:, None]).expand(2, *SHAPE).double()
     tokens = PATCHES.take(truth) @ matrix.T
-    clean = invert(found, tokens, None)
-    noisy = invert(found, tokens + 1e-3 * torch.randn_like(tokens), None)
-    assert clean.lost.tolist() == [0]
-    torch.testing.assert_close(clean.images, truth, atol=1e-6, rtol=0)
-    assert noisy.lost.tolist() == [1]
-    assert float((noisy.images - truth).abs().max()) < 0.1
+    tokens[1] += 1e-3 * torch.randn_like(tokens[1])
+    plain = PATCHES.join(tokens @ torch.linalg.inv(matrix).T)
+    made = invert(found, tokens, None)
+    assert made.lost.tolist() == [0, 1]
+    torch.testing.assert_close(made.images[0], truth[0], atol=1e-3, rtol=0)
+    assert float((plain[1] - truth[1]).abs().max()) > 0.5
+    assert float((made.images[1] - truth[1]).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_the_noise_of_stored_tokens_is_their_rounding(kind: torch.dtype) -> None:
+    tokens = torch.randn(1, 6, 32).double()
+    rounded = tokens.to(kind).double()
+    apart = float((rounded - tokens).square().mean().sqrt())
+    assert 0.5 < noise_of(rounded) / apart < 2
 
 
 def test_what_features_leave_open_is_measured() -> None:
