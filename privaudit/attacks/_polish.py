@@ -38,9 +38,9 @@ class Polish:
     """
 
     steps: int
-    learning_rate: float = 0.05
-    tv_weight: float = 0.15
-    tv_weight_end: float = 0.005
+    learning_rate: float = 0.15
+    tv_weight: float = 0.3
+    tv_weight_end: float = 0.02
     patch_weight: float = 0.001
     distance: str | None = None
     together: int = 16

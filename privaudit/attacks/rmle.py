@@ -27,9 +27,9 @@ class Rmle(FeatureAttack):
 
     ``argmin_x d(f_c(x), h*) + λ_TV·TV(x) + λ_patch·R_patch(x)``. Pixels may leave
     [0, 1] on the way and are clamped at the end.
-    Source: He 2019; Lei 2025, eq. 13 and 15, table 9; differs in a weight of the total
-    variation that falls during the run (``tv_weight_end=1.5`` is the paper's), and in
-    a stop where nothing is gained any more.
+    Source: He 2019; Lei 2025, eq. 13 and 15, table 9. Differs in steps that are larger
+    and shrink, in a total variation that fades, and in a stop where nothing is gained
+    any more: the paper's is ``Rmle(learning_rate=0.05, cool=0, tv_weight_end=1.5)``.
     """
 
     name: ClassVar[str] = "rmle"
@@ -38,9 +38,9 @@ class Rmle(FeatureAttack):
 
     start: Literal["mean", "best"] = "mean"
     """``mean``: mean colour; ``best``: the best images of the attacks before."""
-    box: bool = True
+    box: bool = False
     """True keeps pixels in [0, 1]; False clamps them at the end."""
-    learning_rate: float = Field(default=0.05, ge=0)
+    learning_rate: float = Field(default=0.2, ge=0)
     """Of Adam, in units of normalised pixels."""
     iterations: int = Field(default=20_000, ge=1)
     """At most."""
@@ -48,13 +48,13 @@ class Rmle(FeatureAttack):
     """Iterations without a gain of 1e-4 (relative) that end the search of an image."""
     tv_weight: float = Field(default=1.5, ge=0)
     """λ_TV at the start."""
-    tv_weight_end: float = Field(default=0.015, ge=0)
+    tv_weight_end: float = Field(default=0.05, ge=0)
     """λ_TV at the end."""
     patch_weight: float = Field(default=0.001, ge=0)
     """λ_patch; for tokens on a grid only."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest norm of one image's gradient."""
-    cool: float = Field(default=0.2, ge=0, le=1)
+    cool: float = Field(default=0.5, ge=0, le=1)
     """Share of the run, at its end, over which steps shrink to nothing."""
     distance: str | None = None
     """Of features, by name; None: cosine for tokens, else mean squared error."""
