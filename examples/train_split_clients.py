@@ -5,9 +5,14 @@ The data is a zip (or an unpacked folder) of ``train/CLASS/*.jpg`` and
 ``test/CLASS/*.jpg``; the test part is never trained on. The weights are stored in half
 precision, and the accuracy that is printed last is that of the stored file:
 
-    python examples/train_split_clients.py --data cifar10.zip --model cnn --out out
-    python examples/train_split_clients.py --data cifar10.zip --model vit --out out \\
-        --teacher out/split_cnn.safetensors
+    python examples/train_split_clients.py --data cifar10.zip --out out \\
+        --model cnn --epochs 16 --rate 2e-3 --bfloat16
+    python examples/train_split_clients.py --data cifar10.zip --out out \\
+        --model vit --epochs 16 --bfloat16 --teacher out/split_cnn.safetensors
+
+So were the files in ``tests/models`` made, from 20,000 photographs of CIFAR-10: the CNN
+in 507 s of one busy CPU core, 81.9 % of 2,000 held-out photographs right; the ViT in
+952 s, 67.95 %.
 
 A ViT learns slowly from few images. It starts from weights that look at neighbours
 (Trockman 2023), sees half of the patches for the first three quarters of the epochs
@@ -45,7 +50,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", choices=sorted(MODELS), required=True)
     parser.add_argument("--teacher", type=Path, help="weights of a trained CNN")
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
