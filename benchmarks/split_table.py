@@ -38,7 +38,7 @@ from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction
 from tests.models import mobilenet, split_clients
 
 CANDIDATES = 64
-POLISH = 400
+POLISH = 200
 CUTS = {
     "vit": ("blocks.1", "blocks.3", "blocks.5"),
     "cnn": ("stages.0", "stages.1", "stages.2"),
@@ -46,14 +46,14 @@ CUTS = {
 }
 SEARCHES: dict[str, tuple[FeatureAttack, ...]] = {
     "small": (
-        Rmle(iterations=1500),
-        Lm(iterations=1500),
-        InverseNetwork(iterations=3000, batch_size=32),
+        Rmle(iterations=800),
+        Lm(iterations=300),
+        InverseNetwork(iterations=1500),
     ),
     "mobilenet": (
-        Rmle(iterations=600),
-        Lm(iterations=600),
-        InverseNetwork(iterations=600, batch_size=8, width=64),
+        Rmle(iterations=300),
+        Lm(iterations=300),
+        InverseNetwork(iterations=300, batch_size=8, width=64),
     ),
 }
 
