@@ -110,7 +110,7 @@ class Auditor:
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
         client: Client | None = None,
         knowledge: Knowledge | None = None,
-        attacks: str | list[str | Attack | FeatureAttack] = "auto",
+        attacks: str | Sequence[str | Attack | FeatureAttack] = "auto",
         priors: Mapping[str, object] | None = None,
         policy: Policy | None = None,
         budget: str | Budget = "standard",
