@@ -133,7 +133,7 @@ class AttackRecord(Record):
     iterations: int = 0
     restarts: int = 0
     path: str = ""
-    """Whether the search ran for one client or several at once, replayed or compiled."""
+    """For one client or several at once; whether replayed or compiled."""
     device: str = "cpu"
     seed: int = 0
     loss_start: float | None = None
