@@ -29,48 +29,47 @@ _MISREAD = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """Images out of tokens.
+    """One image out of its tokens.
 
     Attributes:
-        images: (batch, channels, height, width), not yet in [0, 1].
-        lost: (batch,): directions of a patch that smoothness had to fill in.
+        image: (1, channels, height, width), not yet in [0, 1].
+        lost: Directions of a patch that smoothness had to fill in.
     """
 
-    images: Tensor
-    lost: Tensor
+    image: Tensor
+    lost: int
+
+    @property
+    def outside(self) -> float:
+        """Root mean square distance of the pixels from [0, 1]."""
+        beyond = self.image - self.image.clamp(0, 1)
+        return float(beyond.square().mean().sqrt())
 
 
 def invert(found: PatchMap, tokens: Tensor, norm: LastNorm | None) -> Inverted:
-    """The smoothest images whose tokens these are, up to their noise.
+    """The smoothest image whose tokens these are, up to their noise.
 
-    Noise is what rounding makes it. Where the images then lie far outside of [0, 1],
-    there is more, and the level that leaves least outside is taken.
+    Noise is what rounding makes it. Where the image then lies outside of [0, 1], there
+    is more, and the level that leaves least outside is taken.
 
     Args:
         found: The map from patches to what ``norm`` was given, or to the tokens.
-        tokens: (batch, places, channels), float64 on the CPU.
+        tokens: (1, places, channels), float64 on the CPU.
         norm: The norm that the tokens came out of.
     """
     least = noise_of(tokens)
     best = _at(found, tokens, norm, noise=least)
     for noise in [level for level in _LEVELS if level > least]:
-        poor = (_outside(best.images) > _OUTSIDE).nonzero().flatten()
-        if not len(poor):
+        if best.outside <= _OUTSIDE:
             break
-        other = _at(found, tokens[poor], norm, noise=noise)
-        better = _outside(other.images) < _outside(best.images[poor])
-        best.images[poor[better]] = other.images[better]
-        best.lost[poor[better]] = other.lost[better]
+        other = _at(found, tokens, norm, noise=noise)
+        best = min(best, other, key=lambda i: i.outside)
     return best
 
 
 def noise_of(tokens: Tensor) -> float:
     """Error of tokens as a share of their size, if they are only rounded."""
     return max(_STORED * rounding(tokens), _COMPUTED * torch.finfo(torch.float32).eps)
-
-
-def _outside(images: Tensor) -> Tensor:
-    return (images - images.clamp(0, 1)).flatten(1).square().mean(1).sqrt()
 
 
 def _at(
@@ -80,19 +79,17 @@ def _at(
     open_by = found.errors(noise * _size(found, tokens, norm))
     rank = int((open_by <= _HOPELESS).sum())
     inverse = found.inverse(rank)
-    soft = open_by > _NOTICED
-    hopeless = open_by > _HOPELESS
-    precision = torch.where(hopeless, 0.0, 1 / open_by.square())[soft]
-    common = found.svd[2][:, soft]
+    noticed = open_by > _NOTICED
+    precision = torch.where(open_by > _HOPELESS, 0.0, 1 / open_by.square())[noticed]
+    common = found.svd[2][:, noticed]
     if norm is None:
         base = (tokens - found.constants) @ inverse.T
         own, pins = base.new_zeros(*base.shape, 0), _no_pins(base)
     else:
-        base = (-found.constants @ inverse.T).expand(len(tokens), -1, -1)
+        base = -found.constants[None] @ inverse.T
         own, pins = _normed(found, tokens, norm, inverse)
     sets = PatchSets(found.patches, base, own, common, *pins, precision)
-    lost = torch.full((len(tokens),), int((open_by > _FILLED).sum()))
-    return Inverted(smoothest(sets), lost)
+    return Inverted(smoothest(sets), int((open_by > _FILLED).sum()))
 
 
 def _size(found: PatchMap, tokens: Tensor, norm: LastNorm | None) -> float:
@@ -124,26 +121,16 @@ def _normed(
 def _unreached(found: PatchMap, pair: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """What no patch can add to a token must come from constants: it fixes s and m.
 
-    Two equations a token, in units of the noise that their residual shows.
+    In units of the noise that is left when s and m explain what they can.
     """
     away = found.unreached(_UNREACHED)
-    seen = away.T @ pair
-    known = (found.constants @ away).expand(len(pair), -1, -1)
-    gram = seen.transpose(-1, -2) @ seen
-    power, ways = torch.linalg.eigh(gram)
-    power = power.clamp_min(0)
-    drawn = (ways.transpose(-1, -2) @ seen.transpose(-1, -2) @ known[..., None])[..., 0]
-    size = power.sqrt()
-    safe = size.clamp_min(1e-12)
-    both = torch.linalg.lstsq(
-        gram, (seen.transpose(-1, -2) @ known[..., None])
-    ).solution
-    rest = (seen @ both)[..., 0] - known
-    sigma = rest.square().mean(-1) if known.shape[-1] > 2 else 0 * power[..., 0]
-    least = noise * found.constants.square().mean().sqrt() + noise * 1e-3
-    sigma = sigma.sqrt().clamp_min(float(least))[..., None]
-    rows = size[..., None] * ways.transpose(-1, -2)
-    return rows / sigma[..., None], drawn / safe / sigma
+    known = (found.constants @ away)[None, ..., None]
+    left, values, right = torch.linalg.svd(away.T @ pair, full_matrices=False)
+    drawn = left.mT @ known
+    rest = (known - left @ drawn).square().mean((-2, -1), keepdim=True).sqrt()
+    least = noise * float(found.constants.square().mean().sqrt() + 1e-3)
+    sigma = rest.nan_to_num().clamp_min(least)
+    return values[..., None] * right / sigma, (drawn / sigma)[..., 0]
 
 
 def _scale(norm: LastNorm, direction: Tensor, noise: float) -> tuple[Tensor, Tensor]:

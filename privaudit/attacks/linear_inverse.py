@@ -183,19 +183,23 @@ def _spender(budget: Budget, images: int) -> Callable[[int], Callable[[], bool]]
 
 
 def _by_patches(structure: Structure, found: PatchMap, features: Tensor) -> Found:
+    """Image by image: how noisy one is must not touch the next."""
     layout = structure.image_map.target.exposure.layout
-    inverted = invert(found, tokens_of(features, layout), structure.norm)
+    tokens = tokens_of(features, layout)
+    inverted = [invert(found, one[None], structure.norm) for one in tokens]
+    images = torch.cat([one.image for one in inverted]).clamp(0, 1).to(features)
     values = found.matrix.shape[1]
-    why = []
-    for lost in inverted.lost.tolist():
-        said = []
-        if structure.norm is not None:
-            said.append("a LayerNorm hides mean and scale of each patch")
-        if lost:
-            shown = f"{values - lost} of the {values} values of a patch"
-            said.append(f"features show {shown}")
-        why.append(" and ".join(said) + (", filled in by smoothness" if said else ""))
-    return Found(inverted.images.clamp(0, 1).to(features), why)
+    return Found(images, [_filled_in(structure, values, i.lost) for i in inverted])
+
+
+def _filled_in(structure: Structure, values: int, lost: int) -> str:
+    """What smoothness had to add to one image; empty: nothing."""
+    said = []
+    if structure.norm is not None:
+        said.append("a LayerNorm hides mean and scale of each patch")
+    if lost:
+        said.append(f"features show {values - lost} of the {values} values of a patch")
+    return " and ".join(said) + (", filled in by smoothness" if said else "")
 
 
 def _why_open(
