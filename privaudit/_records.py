@@ -149,6 +149,8 @@ class AttackRecord(Record):
     """Total loss of the search on the first image's client."""
     iterates: list[Iterate] = Field(default_factory=list)
     """What the first image looked like on the way."""
+    success: list[SuccessRecord] = Field(default_factory=list)
+    """Success rate over the threshold, for metrics of a similarity in [0, 1]."""
     masks: list[MaskScore] = Field(default_factory=list)
     """How well each dropout mask was found, over all clients."""
     mask_mmd: float | None = None
@@ -165,6 +167,18 @@ class AttackRecord(Record):
     images: list[str | None] = Field(default_factory=list)
     """Names of the reconstructions in the image store, in sample order."""
     differences: list[str | None] = Field(default_factory=list)
+
+
+class SuccessRecord(Record):
+    """Share of images that an attack got, for every idea of "got"."""
+
+    metric: str
+    lower_is_leakier: bool
+    thresholds: list[float]
+    rates: list[float]
+    """Share of ``images`` strictly beyond each threshold; without a reconstruction an
+    image counts as missed."""
+    images: int
 
 
 class SampleRecord(Record):

@@ -19,6 +19,7 @@ from privaudit._runner import AnyRun, Client, Subject, WaitingClient
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.metrics import METRICS, Metric
 from privaudit.metrics._controls import picture_ladder, unrelated_pairs
+from privaudit.metrics._curves import NO_RECONSTRUCTION, success_rate
 from privaudit.result import (
     AttackRecord,
     CurvePoint,
@@ -26,6 +27,7 @@ from privaudit.result import (
     Iterate,
     LadderStep,
     SampleOutcome,
+    SuccessRecord,
 )
 from privaudit.tape import Tape
 from privaudit.types import Reconstruction
@@ -68,6 +70,7 @@ def attack_record(
     if any(present):
         pictures.tensors[label] = guess
     names = _keep(label, truth, guess, present, pictures)
+    scores = _scores(truth, guess, present)
     return AttackRecord(
         evidence=AttackEvidence(
             label=label,
@@ -76,7 +79,7 @@ def attack_record(
             diagnostic=ran.attack.diagnostic,
             skip="not applicable" if ran.state == "skipped" else None,
             reason=ran.reason,
-            scores=_scores(truth, guess, present),
+            scores=scores,
         ),
         title=ran.attack.title,
         summary=(type(ran.attack).__doc__ or "").strip().split("\n\n")[0],
@@ -87,6 +90,7 @@ def attack_record(
         seed=seed,
         **_search(ran, clients, pictures),
         outcomes=_outcomes(ran, clients),
+        success=_success(scores),
         images=names["reconstruction"],
         differences=names["difference"],
     )
@@ -205,10 +209,25 @@ def _scores(
             continue
         measured = metric.score(truth, guess)
         scores[name] = [
-            s if there else Score(value=None, note="no reconstruction")
+            s if there else Score(value=None, note=NO_RECONSTRUCTION)
             for s, there in zip(measured, present, strict=True)
         ]
     return scores
+
+
+def _success(scores: Mapping[str, list[Score]]) -> list[SuccessRecord]:
+    """Success rates over the threshold, of similarities that some image has."""
+    found = []
+    for name, listed in scores.items():
+        metric = METRICS[name]()
+        similar = metric.scope == "image" and metric.bounds[1] == 1.0
+        if not similar or metric.lower_is_leakier or len(listed) < 2:
+            continue
+        if any(s.value is not None for s in listed):
+            curve = success_rate(metric, listed)
+            fields = curve.model_dump(exclude={"unscored"})
+            found.append(SuccessRecord.model_validate(fields))
+    return found
 
 
 def metrics_off() -> dict[str, str]:

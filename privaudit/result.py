@@ -29,6 +29,7 @@ from privaudit._records import SampleOutcome as SampleOutcome
 from privaudit._records import SampleRecord as SampleRecord
 from privaudit._records import SkippedInput as SkippedInput
 from privaudit._records import SplitRecord as SplitRecord
+from privaudit._records import SuccessRecord as SuccessRecord
 from privaudit._records import ThreatModel as ThreatModel
 from privaudit._records import gather_evidence as gather_evidence
 from privaudit.errors import ReportError

@@ -282,6 +282,9 @@ class Curves(Block):
     columns: tuple[tuple[float, str], ...]
     axis: str
     scale: str
+    """What goes upwards, and how."""
+    limits: tuple[tuple[float, str], ...] = ()
+    """Upright lines with their names."""
 
 
 @dataclass(frozen=True)

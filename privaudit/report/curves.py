@@ -86,8 +86,8 @@ def draw(attacks: Sequence[AttackRecord]) -> Curves:
         truths=tuple(_truths(attacks, y)),
         rows=tuple((y(10.0**k), _power(k)) for k in _marks(low, high)),
         columns=tuple((x(i), f"{i:,}") for i in _milestones(last)),
-        axis="Iteration",
-        scale="Loss",
+        axis="Iteration (logarithmic)",
+        scale="Loss (logarithmic)",
     )
 
 

@@ -20,6 +20,7 @@ _METRICS = {
     "mse": "MSE",
     "mae": "MAE",
     "lpips": "LPIPS",
+    "dino": "DINO similarity",
     "re_identification": "Re-identification",
     "token_set_recall": "Token set recall",
     "token_accuracy": "Token accuracy",
@@ -36,6 +37,8 @@ MEANINGS = {
     "identical pictures have no finite value.",
     "mse": "Mean squared difference of the pixels: 0 is the same picture.",
     "mae": "Mean absolute difference of the pixels: 0 is the same picture.",
+    "dino": "Likeness as a network sees it that was trained without labels: 1 is the "
+    "same picture.",
     "lpips": "Distance as a trained network sees it: 0 is the same picture.",
     "re_identification": "Share of images whose reconstruction is closest to its own "
     "original among all originals.",

@@ -342,3 +342,20 @@ def test_a_split_as_a_record(images: Tensor) -> None:
     ).audit(images)
     assert result.record.config.split == split
     assert "given" in result.record.split.layout_source
+
+
+def test_success_rates_are_kept_and_drawn_with_the_limit(tmp_path: Any) -> None:
+    result = audit(shipped_images(4, (3, 16, 16)), Rmle(iterations=150))
+    (ssim,) = [s for s in outcome_of(result).success if s.metric == "ssim"]
+    values = [s.value for s in outcome_of(result).evidence.scores["ssim"]]
+    assert ssim.images == 4
+    for threshold, rate in zip(ssim.thresholds, ssim.rates, strict=True):
+        assert rate == sum(v > threshold for v in values) / 4
+    result.save(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    section = page[page.index('id="success"') :]
+    assert "Success rate of each attack" in section
+    assert 'class="rule-limit"' in section
+    few = audit(shipped_images(3, (3, 16, 16)), Rmle.tiny())
+    few.save(tmp_path / "few.html")
+    assert 'id="success"' not in (tmp_path / "few.html").read_text()

@@ -17,6 +17,7 @@ from privaudit.report.sections.provenance import where_from as where_from
 from privaudit.report.sections.searches import how_searches_went as how_searches_went
 from privaudit.report.sections.skipped import skipped_inputs as skipped_inputs
 from privaudit.report.sections.split import where_it_is_cut as where_it_is_cut
+from privaudit.report.sections.success import success_rates as success_rates
 from privaudit.report.sections.threat_model import who_attacks as who_attacks
 from privaudit.report.sections.tokens import tokens_found as tokens_found
 
