@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,10 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from privaudit.types import FeatureTarget
+
+# torch annotates these in some versions and not in others.
+_make_dual: Callable[..., Tensor] = forward_ad.make_dual
+_unpack_dual: Callable[..., Any] = forward_ad.unpack_dual
 
 _OF_DIFFERENCE = 1e-5
 _OF_VALUES = 1e-6
@@ -95,16 +101,17 @@ class Tangent:
             # torch scripts some formulas on first use, and warns of it.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            dual = forward_ad.make_dual(self.images.detach(), direction)
-            moved = forward_ad.unpack_dual(self.map._features(dual)).tangent
+            dual = _make_dual(self.images.detach(), direction)
+            moved: Tensor | None = _unpack_dual(self.map._features(dual)).tangent
         return torch.zeros_like(self.output) if moved is None else moved.detach()
 
     def backward(self, weights: Tensor) -> Tensor:
         """Transposed derivative: ``weights`` (as the features) to pixels."""
-        (found,) = torch.autograd.grad(
+        found: Sequence[Tensor | None] = torch.autograd.grad(
             self.output, self.images, weights, retain_graph=True, allow_unused=True
         )
-        return torch.zeros_like(self.images) if found is None else found
+        given: Tensor = torch.zeros_like(self.images) if found[0] is None else found[0]
+        return given
 
 
 def sizes(values: Tensor) -> Tensor:
@@ -119,7 +126,7 @@ def is_affine(image_map: ImageMap, generator: torch.Generator) -> bool:
     """
     fine, coarse = random_images(image_map, generator)
     triple = image_map(torch.cat([fine, coarse, (fine + coarse) / 2]))
-    first, second, middle = (part.double() for part in triple.split(1))
+    first, second, middle = (part.double() for part in torch.split(triple, 1))
     gap = (middle - (first + second) / 2).norm()
     room = _OF_DIFFERENCE * (first - second).norm()
     return bool(gap <= room + _OF_VALUES * middle.norm())

@@ -109,7 +109,7 @@ def _makes(
 
 def _norm(module: nn.LayerNorm, call: int) -> LastNorm:
     ones = torch.ones(module.normalized_shape[0], dtype=torch.float64)
-    given = (module.weight, module.bias)
+    given: tuple[Tensor | None, ...] = (module.weight, module.bias)
     gain, shift = (None if g is None else g.detach().cpu().double() for g in given)
     gain = ones if gain is None else gain
     shift = torch.zeros_like(ones) if shift is None else shift
