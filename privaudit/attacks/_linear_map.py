@@ -116,7 +116,7 @@ class Tangent:
 
 def sizes(values: Tensor) -> Tensor:
     """Euclidean norm of each of a batch, (batch,)."""
-    return values.flatten(1).norm(dim=1)
+    return torch.linalg.vector_norm(values.flatten(1), dim=1)
 
 
 def is_affine(image_map: ImageMap, generator: torch.Generator) -> bool:
