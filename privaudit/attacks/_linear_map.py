@@ -116,7 +116,8 @@ class Tangent:
 
 def sizes(values: Tensor) -> Tensor:
     """Euclidean norm of each of a batch, (batch,)."""
-    return torch.linalg.vector_norm(values.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return norms
 
 
 def is_affine(image_map: ImageMap, generator: torch.Generator) -> bool:
