@@ -196,8 +196,9 @@ class _Run:
         better = total < self.best_total
         # On a device the question is answered there: nobody waits for it.
         if better.device.type != "cpu" or better:
-            torch.where(better, total, self.best_total, out=self.best_total)
-            torch.where(better, matching, self.best_matching, out=self.best_matching)
+            # Losses may be in another precision than the values.
+            self.best_total = torch.where(better, total, self.best_total)
+            self.best_matching = torch.where(better, matching, self.best_matching)
             for kept, value in zip(self.best, self.leaves, strict=True):
                 torch.where(better, value.detach(), kept, out=kept)
         if not self._looked:

@@ -177,8 +177,9 @@ class _Many:
         better = (total < self.best_total) & (self.rates > 0)
         # On a device the question is answered there: nobody waits for it.
         if better.device.type != "cpu" or better.any():
-            torch.where(better, total, self.best_total, out=self.best_total)
-            torch.where(better, matching, self.best_matching, out=self.best_matching)
+            # Losses may be in another precision than the values.
+            self.best_total = torch.where(better, total, self.best_total)
+            self.best_matching = torch.where(better, matching, self.best_matching)
             for kept, value in zip(self.best, self.leaves, strict=True):
                 torch.where(self._each(better, value), value.detach(), kept, out=kept)
         self.pending.append((total, matching))
