@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from privaudit import Auditor, Client
+from privaudit import Auditor, Client, auditor
 from privaudit import _ladder as ladder
 from privaudit import attacks as registry
 from privaudit._controls import shipped_images
@@ -220,7 +221,7 @@ def test_a_missing_rung_alone_keeps_the_word_back() -> None:
 
 def test_swapped_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = {**registry.ATTACKS, "closed_form": Crippled}
-    monkeypatch.setattr(ladder, "ATTACKS", swapped)
+    monkeypatch.setattr(auditor, "GRADIENT", replace(ladder.GRADIENT, family=swapped))
     result = Auditor(leaky(), mean=0.5, std=0.25, attacks=["closed_form"]).audit(
         (shipped_images(2, SHAPE)[1:], torch.tensor([3]))
     )

@@ -57,12 +57,15 @@ def result_of(folder: Path) -> dict[str, Any]:
     return data
 
 
+GENEROUS = ("--max-ssim", "1", "--limit", "ms_ssim=1")
+UNMEASURED = "token_accuracy=.5"
+"""Of a metric that says nothing about images."""
 AUDITS = {
     "a leak": (MLP, "leaks", 1),
     "a leak, within generous limits": (
-        (*MLP, "--max-ssim", "1"), "no leak found", 0),
+        (*MLP, *GENEROUS), "no leak found", 0),
     "a limit that nobody measured": (
-        (*MLP, "--max-ssim", "1", "--limit", "ms_ssim=1"), "inconclusive", 3),
+        (*MLP, *GENEROUS, "--limit", UNMEASURED), "inconclusive", 3),
     "mixed precision": (
         (*MLP, *ONLY, "--autocast", "bfloat16"), "leaks", 1),
     "labels not given to the attacker": ((*MLP, "--infer-labels"), "leaks", 1),
@@ -224,9 +227,11 @@ def test_a_result_cut_anywhere_is_never_gated(
 def test_the_gate_has_limits_of_its_own(command: Command, leaky: Path) -> None:
     before = (leaky / "result.json").read_bytes()
     assert command("gate", leaky).verdict == ("leaks", 1)
-    assert command("gate", leaky, "--max-ssim", "1").verdict == ("no leak found", 0)
-    assert command("gate", leaky / "result.json", "--limit", "ssim=1").code == 0
-    unmeasured = ("--max-ssim", "1", "--limit", "ms_ssim=.6")
+    assert command("gate", leaky, *GENEROUS).verdict == ("no leak found", 0)
+    assert command("gate", leaky, "--max-ssim", "1").verdict == ("leaks", 1)
+    limits = ("--limit", "ssim=1", "--limit", "ms_ssim=1")
+    assert command("gate", leaky / "result.json", *limits).code == 0
+    unmeasured = (*GENEROUS, "--limit", UNMEASURED)
     assert command("gate", leaky, *unmeasured).verdict == ("inconclusive", 3)
     assert command("gate", leaky, "--limit", "beauty=1").verdict == ("error", 2)
     assert (leaky / "result.json").read_bytes() == before
