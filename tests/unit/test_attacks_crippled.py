@@ -220,7 +220,7 @@ def test_a_missing_rung_alone_keeps_the_word_back() -> None:
 
 
 def test_swapped_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    swapped = {**registry.ATTACKS, "closed_form": Crippled}
+    swapped: dict[str, type[Attack]] = {**registry.ATTACKS, "closed_form": Crippled}
     monkeypatch.setattr(auditor, "GRADIENT", replace(ladder.GRADIENT, family=swapped))
     result = Auditor(leaky(), mean=0.5, std=0.25, attacks=["closed_form"]).audit(
         (shipped_images(2, SHAPE)[1:], torch.tensor([3]))
