@@ -2,8 +2,8 @@
 
     python benchmarks/split_table.py --data FOLDER --out FOLDER --client vit
 
-Each of rmle, lm and inverse_network, without and with a polish, on images that no
-attacker saw. Public images are the training part of the data. Re-identification is
+Each of linear_inverse, rmle, lm and inverse_network, without and with a polish, on
+images that no attacker saw. Public images are the training part of the data. Re-identification is
 among 64 candidates. One line of JSON per cell; a cell that is there is not run again.
 Sheets: originals on top, then a row per attack.
 """
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from privaudit._pixels import Normalisation, to_png
-from privaudit.attacks import FeatureAttack, InverseNetwork, Lm, Rmle
+from privaudit.attacks import FeatureAttack, InverseNetwork, LinearInverse, Lm, Rmle
 from privaudit.attacks._polish import Polish, polish_images
 from privaudit.config import Budget, Split
 from privaudit.metrics import MsSsim, Psnr, Ssim
@@ -46,11 +46,13 @@ CUTS = {
 }
 SEARCHES: dict[str, tuple[FeatureAttack, ...]] = {
     "small": (
+        LinearInverse(),
         Rmle(iterations=800),
         Lm(iterations=300),
         InverseNetwork(iterations=1500),
     ),
     "mobilenet": (
+        LinearInverse(),
         Rmle(iterations=300),
         Lm(iterations=300),
         InverseNetwork(iterations=300, batch_size=8, width=64),
@@ -77,16 +79,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--client", choices=sorted(CUTS), required=True)
     parser.add_argument("--cut", action="append")
+    parser.add_argument("--attack", action="append", help="by name; default: all")
+    parser.add_argument("--seconds", type=float, help="budget of linear_inverse")
     parser.add_argument("--images", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     client = _client(options.client, options.data)
     for cut in options.cut or CUTS[options.client]:
-        _cut(client, cut, options.images, options.out)
+        _cut(client, cut, options)
 
 
-def _cut(client: Client, cut: str, count: int, out: Path) -> None:
+def _cut(client: Client, cut: str, options: argparse.Namespace) -> None:
+    count, out, wanted = options.images, options.out, options.attack
     images = client.held_out[:count]
     opened = opened_cut(client.model, Split(cut), images, client.scale, None)
     with torch.no_grad():
@@ -97,8 +102,16 @@ def _cut(client: Client, cut: str, count: int, out: Path) -> None:
     key = "mobilenet" if client.name == "mobilenet" else "small"
     rows: list[tuple[str, Tensor]] = [("original", images)]
     for attack in SEARCHES[key]:
+        if wanted and attack.name not in wanted:
+            continue
+        solved = attack.name == "linear_inverse"
+        budget = Budget(seconds=options.seconds) if solved else Budget()
         place = out / f"{client.name}-{cut}-{attack.name}"
-        guess = _kept(place, partial(_attacked, attack, target, seen))
+        guess = _kept(place, partial(_attacked, attack, target, seen, budget))
+        if not len(guess[0]):
+            nothing = {"client": client.name, "cut": cut, "attack": attack.name}
+            print(json.dumps({**nothing, "note": "gave no image"}), flush=True)
+            continue
         polish = _kept(
             out / f"{place.name}-polish", partial(_polished, guess[0], target, seen)
         )
@@ -121,10 +134,13 @@ def _cut(client: Client, cut: str, count: int, out: Path) -> None:
 
 
 def _attacked(
-    attack: FeatureAttack, target: FeatureTarget, seen: FeatureObservation
+    attack: FeatureAttack,
+    target: FeatureTarget,
+    seen: FeatureObservation,
+    budget: Budget,
 ) -> list[Reconstruction]:
     generator = torch.Generator().manual_seed(0)
-    return attack.run(target, seen, budget=Budget(), generator=generator)
+    return attack.run(target, seen, budget=budget, generator=generator)
 
 
 def _polished(
@@ -141,7 +157,8 @@ def _kept(
     file = place.with_name(f"{place.name}.npz")
     if not file.exists():
         started = time.process_time()
-        images = torch.cat([f.images for f in make() if f.images is not None])
+        found = [f.images for f in make() if f.images is not None]
+        images = torch.cat(found) if found else torch.zeros(0)
         spent = time.process_time() - started
         np.savez(file, images=images.numpy(), seconds=spent)
     with np.load(file) as stored:

@@ -126,7 +126,7 @@ def _price(result: SweepResult, row: SweepRow) -> str:
     share = split.bytes_per_image / max(1, result.image_bytes)
     text = (
         f"There the device sends {split.bytes_per_image:,} bytes for one image, "
-        f"{share:.1f} times the image itself"
+        f"{share:.{1 if share >= 0.1 else 3}f} times the image itself"
     )
     if split.client_flops is not None and result.total_flops:
         part = split.client_flops / result.total_flops
