@@ -117,6 +117,8 @@ def test_a_shallow_cut_leaks_and_the_report_says_where(
     assert "Where the model is cut" in page
     assert "split inference" in page
     assert "labels given" not in page
+    assert "From what a device sends, an attacker can rebuild" in page
+    assert "training step" not in page
 
 
 def test_the_model_comes_back_as_it_was(images: Tensor) -> None:

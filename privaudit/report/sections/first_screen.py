@@ -118,9 +118,15 @@ def _leak_sentence(record: AuditRecord) -> str:
         + ("audited" if record.partial is None else "given")
     )
     return (
-        "From what a client shares in one training step, an attacker can rebuild "
+        f"From what {_shared(record)}, an attacker can rebuild "
         f"{count} more closely than the limits set beforehand allow."
     )
+
+
+def _shared(record: AuditRecord) -> str:
+    if record.exposure == "features":
+        return "a device sends"
+    return "a client shares in one training step"
 
 
 def _worst_tokens(record: AuditRecord) -> list[Block]:
