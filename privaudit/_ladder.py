@@ -139,8 +139,16 @@ FEATURES = Ladder[FeatureAttack](
     FEATURE_ATTACKS,
     FeatureAttack,  # type: ignore[type-abstract]
 )
+PUBLIC_IMAGES = "public_images"
 GRADIENT_LADDER = GRADIENT.names
 choose, absent, not_run = GRADIENT.choose, GRADIENT.absent, GRADIENT.not_run
+
+
+def priors_of(chosen: Sequence[FeatureAttack]) -> set[str]:
+    """Names of what an attacker on features can be handed."""
+    own = [a.reads_priors for a in FEATURE_ATTACKS.values()]
+    own += [a.reads_priors for a in chosen]
+    return {PUBLIC_IMAGES}.union(*own)
 
 
 def choose_for_tokens(attacks: str | list[Any]) -> list[TokenAttack]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privaudit._guard import pristine
-from privaudit._ladder import FEATURES, GRADIENT
+from privaudit._ladder import FEATURES, GRADIENT, priors_of
 from privaudit._pixels import Normalisation
 from privaudit._session import Session, open_session
 from privaudit._token_session import TokenSession, open_token_session
@@ -127,7 +127,6 @@ class Auditor:
         self._priors = dict(priors or {})
         chosen = self._feature_attacks if self._split else self._attacks
         refuse_both(loss, training_step)
-        refuse_with_split(self._split, training_step, self._priors)
         normal = self._normalisation
         self.config = AuditConfig(
             mean=None if normal.mean is None else list(normal.mean),
@@ -149,6 +148,7 @@ class Auditor:
             seed=seed,
             device=None if device is None else str(device),
         )
+        refuse_with_split(self.config, self._priors, priors_of(self._feature_attacks))
 
     def inventory(self, sample: Any = None) -> Inventory:
         """What is in the model: every random draw, what is shared, what it means.

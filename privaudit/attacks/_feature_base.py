@@ -27,6 +27,9 @@ class FeatureAttack(Plugin):
     diagnostic: ClassVar[bool] = False
     """True when it is given what a real attacker lacks; it then never decides."""
 
+    reads_priors: ClassVar[frozenset[str]] = frozenset()
+    """Names in ``target.priors`` that it uses; any other name is refused."""
+
     @classmethod
     @abstractmethod
     def tiny(cls) -> FeatureAttack:

@@ -47,6 +47,7 @@ class InverseNetwork(FeatureAttack):
     name: ClassVar[str] = "inverse_network"
     title: ClassVar[str] = "Inverse network"
     source: ClassVar[str] = "He 2019"
+    reads_priors: ClassVar[frozenset[str]] = frozenset({PRIOR})
 
     width: int = Field(default=128, ge=8, multiple_of=8)
     """Channels inside."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privaudit.config import Split
+from privaudit.config import AuditConfig, Client, Knowledge, Split
 from privaudit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -125,27 +125,48 @@ def named_split(split: Any) -> Split | None:
 
 
 def refuse_with_split(
-    split: Split | None, training_step: object, priors: Mapping[str, object]
+    config: AuditConfig, priors: Iterable[str], known_priors: Iterable[str]
 ) -> None:
     """Refuse what does not go together with a cut, or not without one.
 
+    Args:
+        config: Of the audit.
+        priors: Names that were handed over.
+        known_priors: Names that an attack reads; another one would be lost in silence.
+
     Raises:
-        ConfigError: A training step with a cut; priors without one.
+        ConfigError: A setting of training with a cut; priors without one, or unknown.
     """
-    if split is not None and training_step is not None:
+    if config.split is None:
+        if list(priors):
+            raise ConfigError(
+                "Auditor.priors",
+                expected="split=: priors are of attacks on features",
+                got=", ".join(sorted(priors)),
+                hint="Leave priors out, or name the cut.",
+            )
+        return
+    client = config.client.model_dump(exclude={"mode", "batch_size"})
+    usual = Client().model_dump(exclude={"mode", "batch_size"})
+    trains = [f"client.{n}" for n, value in client.items() if value != usual[n]]
+    trains += ["training_step"] if config.training_step is not None else []
+    trains += ["loss"] if config.loss != "cross_entropy" else []
+    trains += ["knowledge"] if config.knowledge != Knowledge() else []
+    if trains:
         raise ConfigError(
             "Auditor.split",
-            expected="split= or training_step=",
-            got="both",
+            expected="a cut alone: a device that sends features does not train",
+            got=f"split= and {', '.join(trains)}",
             hint="A split model sends features, a training step a gradient: audit "
             "each by itself.",
         )
-    if split is None and priors:
+    strange = sorted(set(priors) - set(known_priors))
+    if strange:
         raise ConfigError(
             "Auditor.priors",
-            expected="split=: priors are of attacks on features",
-            got=", ".join(sorted(priors)),
-            hint="Leave priors out, or name the cut.",
+            expected=f"one of {', '.join(sorted(set(known_priors)))}",
+            got=", ".join(strange),
+            hint="No attack reads it under this name: check the spelling.",
         )
 
 

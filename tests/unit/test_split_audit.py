@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from privaudit import Auditor, Budget, Split
+from privaudit import Auditor, Budget, Client, Knowledge, Split
 from privaudit._controls import shipped_images
 from privaudit._ladder import FEATURES
 from privaudit.attacks import FeatureAttack, Rmle
@@ -246,6 +246,26 @@ def test_without_split_priors_and_feature_attacks_are_refused() -> None:
         Auditor(Small(), split="stem", training_step=lambda *_: torch.zeros(()))
     with pytest.raises(ConfigError, match="closed_form"):
         Auditor(Small(), split="stem", attacks=["closed_form"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"client": Client(local_steps=2, lr=0.1)},
+        {"client": Client(autocast="bfloat16")},
+        {"knowledge": Knowledge(labels="inferred")},
+        {"loss": nn.MSELoss()},
+    ],
+)
+def test_settings_of_training_are_no_part_of_a_cut(more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="does not train"):
+        Auditor(Small(), split="stem", **more)
+
+
+def test_a_prior_that_no_attack_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="inverse_netwrk"):
+        Auditor(Small(), split="stem", priors={"inverse_netwrk": "x.safetensors"})
+    Auditor(Small(), split="stem", priors={"inverse_network": "x.safetensors"})
 
 
 def test_an_unknown_cut_lists_the_nearest_names(images: Tensor) -> None:
