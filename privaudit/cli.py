@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from privaudit import _cli_reproduce, _cli_split
+from privaudit import _cli_prior, _cli_reproduce, _cli_split
 from privaudit import _options as read
 from privaudit._cli_common import build, explain, finish, own_output, step
 from privaudit._flags import (
@@ -73,6 +73,7 @@ app = typer.Typer(
 
 app.add_typer(_cli_reproduce.app, name="reproduce")
 app.add_typer(_cli_split.networks, name="inverse-network")
+app.add_typer(_cli_prior.app, name="prior")
 app.command()(_cli_split.sweep)
 
 JUDGING = ("demo", "audit", "gate")

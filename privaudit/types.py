@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from privaudit._pixels import Normalisation
     from privaudit.config import FeatureKind
     from privaudit.exposure import FeatureExposure, GradientExposure
+    from privaudit.priors.diffusion import PriorCard
     from privaudit.tape import Tape
 
 
@@ -269,6 +270,7 @@ class Reconstruction:
         determined: True where the form that recovered the images leaves no choice of
             others, whether or not noise keeps them from being exact.
         search: How an optimisation went; None for closed forms.
+        prior: What the prior was that it drew from, where there was one.
     """
 
     images: Tensor | None
@@ -282,6 +284,7 @@ class Reconstruction:
     masks: Tape | None = None
     determined: bool = False
     search: Search | None = None
+    prior: PriorCard | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from privaudit.attacks.april import April as April
 from privaudit.attacks.base import Attack as Attack
 from privaudit.attacks.closed_form import ClosedForm as ClosedForm
 from privaudit.attacks.dlg import Dlg as Dlg
+from privaudit.attacks.drag import Drag as Drag
+from privaudit.attacks.drag_pp import DragPp as DragPp
 from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInversion
 from privaudit.attacks.gradinversion import GradInversion as GradInversion
 from privaudit.attacks.idlg import Idlg as Idlg
@@ -16,6 +18,7 @@ from privaudit.attacks.inverting_gradients import (
 )
 from privaudit.attacks.linear_inverse import LinearInverse as LinearInverse
 from privaudit.attacks.lm import Lm as Lm
+from privaudit.attacks.polish import Polish as Polish
 from privaudit.attacks.rmle import Rmle as Rmle
 from privaudit.attacks.sparse_factorization import (
     SparseFactorization as SparseFactorization,

@@ -31,26 +31,71 @@ then those of the next. Every image starts alike, so that none depends on the ot
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Some images that are searched together.
+
+    Attributes:
+        rows: Which of the observation's.
+        loss: Of all restarts, those of one after those of the other.
+        restarts: How many.
+        budget: What may be spent.
+        generator: Source of all randomness, the same for every part.
+    """
+
+    rows: slice
+    loss: FeatureLoss
+    restarts: int
+    budget: Budget
+    generator: torch.Generator
+
+
+Searcher = Callable[[Part], tuple[list[Row], int]]
+"""The rows that were found, and how many unknowns each had."""
+
+
+@dataclass(frozen=True, eq=False)
 class FeaturePlan:
     """How one attack searches.
 
     Attributes:
-        course: Steps and weights of the loss.
-        start: Makes the unknowns.
+        search: Searches some images.
         distance: Name of the distance; None: as the layout asks.
         restarts: How often each image is searched, unless the budget says.
         together: Images in one loop: what memory allows.
+        seams: Smooth what lies between patches.
         form: What the reader is told it was.
-        notes: Facts for the reader.
+        notes: Facts for the reader, asked for once all is done.
     """
 
-    course: Course
-    start: Starter
+    search: Searcher
     distance: str | None = None
     restarts: int = 1
     together: int = 16
+    seams: bool = False
     form: str = "feature matching"
-    notes: tuple[str, ...] = ()
+    notes: Callable[[], Sequence[str]] = tuple
+
+
+def by_descent(
+    course: Course,
+    start: Starter,
+    *,
+    distance: str | None = None,
+    restarts: int = 1,
+    together: int = 16,
+    form: str = "feature matching",
+    notes: Sequence[str] = (),
+) -> FeaturePlan:
+    """Search by gradient descent on unknowns that ``start`` makes."""
+
+    def search(part: Part) -> tuple[list[Row], int]:
+        guess = start(part.rows, part.restarts, part.generator)
+        rows = descend(guess, part.loss, course, part.budget)
+        return rows, sum(v.numel() for v in guess.leaves) // len(rows)
+
+    return FeaturePlan(
+        search, distance, restarts, together, bool(course.seams), form, lambda: notes
+    )
 
 
 def search_features(
@@ -115,12 +160,10 @@ def _search_part(
         target,
         features.repeat(restarts, *[1] * (features.dim() - 1)),
         distance_for(layout, plan.distance),
-        boundary if plan.course.seams else None,
+        boundary if plan.seams else None,
     )
-    guess = plan.start(part, restarts, generator)
-    rows = descend(guess, loss, plan.course, budget)
-    notes = plan.notes + ((note,) if note and plan.course.seams else ())
-    unknowns = sum(v.numel() for v in guess.leaves) // len(rows)
+    rows, unknowns = plan.search(Part(part, loss, restarts, budget, generator))
+    notes = (*plan.notes(), *((note,) if note and plan.seams else ()))
     return [_answer(rows[i::count], plan, notes, unknowns, count) for i in range(count)]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from privaudit.attacks._descend import Course
-from privaudit.attacks._feature_search import FeaturePlan, search_features
+from privaudit.attacks._feature_search import by_descent, search_features
 from privaudit.attacks._guesses import BoxedPixels
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
@@ -80,7 +80,9 @@ def polish_images(
     def start(part: slice, restarts: int, _: torch.Generator) -> BoxedPixels:
         return BoxedPixels(given[part].repeat(restarts, 1, 1, 1))
 
-    plan = FeaturePlan(how.course(), start, how.distance, 1, how.together, "polish")
+    plan = by_descent(
+        how.course(), start, distance=how.distance, together=how.together, form="polish"
+    )
     once = budget.model_copy(update={"restarts": 1})
     return search_features(
         target, observation, plan=plan, budget=once, generator=torch.Generator()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from privaudit.attacks import _feature_loss
 from privaudit.attacks._descend import Course
 from privaudit.attacks._feature_base import FeatureAttack
-from privaudit.attacks._feature_search import FeaturePlan, Starter, search_features
+from privaudit.attacks._feature_search import Starter, by_descent, search_features
 from privaudit.attacks._polish import Polish, polished, share_for_polish
 from privaudit.attacks._skip_network import (
     DrawnImages,
@@ -97,9 +97,9 @@ class Lm(FeatureAttack):
         generator: torch.Generator,
     ) -> list[Reconstruction]:
         """See :class:`~privaudit.attacks.FeatureAttack`."""
-        plan = FeaturePlan(
-            self._course(), self._starter(observation), self.distance,
-            self.restarts, self.together,
+        plan = by_descent(
+            self._course(), self._starter(observation), distance=self.distance,
+            restarts=self.restarts, together=self.together,
         )  # fmt: skip
         own, rest = share_for_polish(budget, self.polish)
         found = search_features(

@@ -10,7 +10,7 @@ from pydantic import Field
 from privaudit.attacks import _feature_loss
 from privaudit.attacks._descend import Course, Guess
 from privaudit.attacks._feature_base import FeatureAttack
-from privaudit.attacks._feature_search import FeaturePlan, search_features
+from privaudit.attacks._feature_search import by_descent, search_features
 from privaudit.attacks._guesses import BoxedPixels, Pixels
 from privaudit.attacks._matching import USUAL
 from privaudit.config import Budget
@@ -82,9 +82,9 @@ class Rmle(FeatureAttack):
         def start(part: slice, restarts: int, noise: torch.Generator) -> Guess:
             return self._guess(given[part], scale_of(target), restarts, noise)
 
-        plan = FeaturePlan(
-            self._course(), start, self.distance, self.restarts, self.together,
-            notes=(note,) if note else (),
+        plan = by_descent(
+            self._course(), start, distance=self.distance, restarts=self.restarts,
+            together=self.together, notes=(note,) if note else (),
         )  # fmt: skip
         return search_features(
             target, observation, plan=plan, budget=budget, generator=generator
