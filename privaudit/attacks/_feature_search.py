@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from privaudit.attacks._feature_loss import (
     distance_for,
     require_features,
 )
+from privaudit.attacks._memory import Memory
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.types import (
@@ -114,17 +115,27 @@ def search_features(
     require_features(observation)
     seed = int(torch.randint(2**62, (), generator=generator))
     started, count = time.monotonic(), len(observation)
-    parts = [slice(i, i + plan.together) for i in range(0, count, plan.together)]
+    memory = Memory(min(plan.together, count), budget.restarts or plan.restarts)
     found: list[Reconstruction] = []
-    for index, part in enumerate(parts):
-        left = _share(budget, started, len(parts) - index)
+    while len(found) < count:
+        part = slice(len(found), min(len(found) + memory.together, count))
+        size = part.stop - part.start
+        left = _share(budget, started, -(-(count - len(found)) // memory.together))
         stop = _stop(found, left)
         if stop:
-            missing = len(observation.features[part])
-            found += [Reconstruction(None, "stopped", stop)] * missing
+            found += [Reconstruction(None, "stopped", stop)] * size
             continue
         same = torch.Generator().manual_seed(seed)
-        found += _search_part(target, observation, part, plan, left, same)
+        try:
+            some = _search_part(target, observation, part, plan, left, same)
+        except (RuntimeError, MemoryError) as error:
+            reason = memory.fell_short(error, size)
+        else:
+            found += [replace(r, notes=(*r.notes, *memory.notes)) for r in some]
+            continue
+        if size == 1:
+            notes = tuple(memory.notes)
+            found.append(Reconstruction(None, "failed", reason, notes=notes))
     return found
 
 
