@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from privaudit._prior_card import PriorCard
 from privaudit.config import AuditConfig, FeatureKind
 from privaudit.inventory.records import Inventory
 from privaudit.verdict import (
@@ -121,6 +122,16 @@ class MaskScore(Record):
     """Share of entries that are right after rounding at one half."""
 
 
+class PriorRecord(Record):
+    """The prior that an attack drew from, and what it draws without any features."""
+
+    card: PriorCard
+    unguided: str | None = None
+    """Name of such a drawing in the image store; None: it was not made."""
+    unguided_ssim: float | None = None
+    """Its SSIM with the first image: what a reconstruction has to beat."""
+
+
 class AttackRecord(Record):
     """Everything about one attack: settings, cost, outcome, scores."""
 
@@ -151,6 +162,8 @@ class AttackRecord(Record):
     """What the first image looked like on the way."""
     success: list[SuccessRecord] = Field(default_factory=list)
     """Success rate over the threshold, for metrics of a similarity in [0, 1]."""
+    prior: PriorRecord | None = None
+    """Where it drew from a generative prior: which one."""
     masks: list[MaskScore] = Field(default_factory=list)
     """How well each dropout mask was found, over all clients."""
     mask_mmd: float | None = None

@@ -17,7 +17,7 @@ from privaudit._kept import UNREACHED
 from privaudit._pixels import to_png
 from privaudit._runner import AnyRun, Client, Subject, WaitingClient
 from privaudit.attacks.base import INTERRUPTED
-from privaudit.metrics import METRICS, Metric
+from privaudit.metrics import METRICS, Metric, Ssim
 from privaudit.metrics._controls import picture_ladder, unrelated_pairs
 from privaudit.metrics._curves import NO_RECONSTRUCTION, success_rate
 from privaudit.result import (
@@ -26,6 +26,7 @@ from privaudit.result import (
     FormNote,
     Iterate,
     LadderStep,
+    PriorRecord,
     SampleOutcome,
     SuccessRecord,
 )
@@ -90,9 +91,27 @@ def attack_record(
         seed=seed,
         **_search(ran, clients, pictures),
         outcomes=_outcomes(ran, clients),
+        prior=_prior(ran, truth, pictures),
         success=_success(scores),
         images=names["reconstruction"],
         differences=names["difference"],
+    )
+
+
+def _prior(ran: AnyRun, truth: Tensor, pictures: Pictures) -> PriorRecord | None:
+    """The prior's card, and its own drawing against the first image."""
+    first = next((o for o in ran.outcomes if o.prior is not None), None)
+    if first is None or first.prior is None:
+        return None
+    if first.unguided is None:
+        return PriorRecord(card=first.prior)
+    drawn = first.unguided.detach().float().cpu().clamp(0, 1)
+    (score,) = Ssim().score(truth[:1], drawn)
+    name = f"images/{ran.attack.name}-unguided.png"
+    return PriorRecord(
+        card=first.prior,
+        unguided=pictures.add(name, drawn[0]),
+        unguided_ssim=score.value,
     )
 
 

@@ -23,6 +23,7 @@ from privaudit._records import LeakRecord as LeakRecord
 from privaudit._records import MaskScore as MaskScore
 from privaudit._records import PositiveControl as PositiveControl
 from privaudit._records import Preflight as Preflight
+from privaudit._records import PriorRecord as PriorRecord
 from privaudit._records import Provenance as Provenance
 from privaudit._records import Redaction as Redaction
 from privaudit._records import SampleOutcome as SampleOutcome

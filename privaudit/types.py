@@ -271,6 +271,7 @@ class Reconstruction:
             others, whether or not noise keeps them from being exact.
         search: How an optimisation went; None for closed forms.
         prior: What the prior was that it drew from, where there was one.
+        unguided: (1, C, H, W) in [0, 1], what that prior draws without any features.
     """
 
     images: Tensor | None
@@ -285,6 +286,7 @@ class Reconstruction:
     determined: bool = False
     search: Search | None = None
     prior: PriorCard | None = None
+    unguided: Tensor | None = None
 
 
 @dataclass(frozen=True)

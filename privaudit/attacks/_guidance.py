@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privaudit._progress import tick
 from privaudit.attacks._descend import End, Row
+from privaudit.attacks._directed_noise import Moments, Noise, clipped, directed_noise
 from privaudit.attacks._feature_loss import FeatureLoss, folded_products
 from privaudit.attacks._minimise import GAIN
 from privaudit.config import Budget
@@ -29,8 +30,6 @@ from privaudit.priors.diffusion.schedule import (
     steps_of,
 )
 
-BETAS = (0.9, 0.999)
-TINY = 1e-8
 SHOWN = 6
 """Pictures of a trajectory."""
 
@@ -97,25 +96,43 @@ def guide(
         return run.rows(run.sample(start))
 
 
-@dataclass(eq=False)
-class Noise:
-    """Normal draws: images of one restart get the same, so none depends on another.
+def unguided(
+    prior: DiffusionModel,
+    steps: int,
+    shape: tuple[int, int, int],
+    like: Tensor,
+    seed: int,
+) -> Tensor:
+    """What the prior draws by itself, (1, C, H, W) in [0, 1].
 
-    Attributes:
-        generator: On the CPU.
-        images: Searched together.
-        restarts: Of each.
+    Args:
+        prior: Draws.
+        steps: T.
+        shape: Of the image.
+        like: On the device where it is drawn.
+        seed: Of the noise.
     """
+    noise = Noise(torch.Generator().manual_seed(seed), 1, 1)
+    latent = prior.latent_shape(shape)
+    z = noise.draw(latent, like)
+    with torch.no_grad():
+        for step in steps_of(prior.alphas, steps):
+            times = torch.full((1,), step.time, device=z.device)
+            output = prior.predict(z, times).to(z.dtype)
+            clean, said = split(z, output, step.alpha, prior.prediction)
+            clean = clean.clamp(-1, 1) if prior.clip else clean
+            z = ddim_mean(clean, said, step) + step.sigma * noise.draw(latent, z)
+        return fitted(prior.decode(z), shape).clamp(0, 1).nan_to_num(0.5)
 
-    generator: torch.Generator
-    images: int
-    restarts: int
 
-    def draw(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """(restarts · images, *shape), all images of one restart, then of the next."""
-        drawn = torch.randn((self.restarts, 1, *shape), generator=self.generator)
-        wide = drawn.expand(-1, self.images, *[-1] * len(shape))
-        return wide.reshape(-1, *shape).to(like)
+def fitted(drawn: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """What a prior drew on [-1, 1], in [0, 1] and of the model's size."""
+    images = (drawn.float() + 1) / 2
+    if images.shape[2:] == shape[1:]:
+        return images
+    return F.interpolate(
+        images, shape[1:], mode="bilinear", antialias=True, align_corners=False
+    )
 
 
 @dataclass(eq=False)
@@ -133,7 +150,7 @@ class _Guided:
 
     def __post_init__(self) -> None:
         self.latent = self.prior.latent_shape(self.shape)
-        self.moments = _Moments()
+        self.moments = Moments()
         self.started = time.monotonic()
         rows = len(self.loss.observed)
         self.clean: Tensor | None = None
@@ -176,7 +193,7 @@ class _Guided:
         with torch.no_grad():
             images = torch.full((count, *self.shape), 0.5).to(self.loss.observed)
             if self.clean is not None:
-                images = self._images(self.prior.decode(self.clean)).clamp(0, 1)
+                images = fitted(self.prior.decode(self.clean), self.shape).clamp(0, 1)
             finite = images.flatten(1).isfinite().all(1)
             images = images.nan_to_num(0.5)
             finals = self.loss.matching(images)
@@ -229,7 +246,7 @@ class _Guided:
             output = self.prior.predict(z, times)
         clean, noise = split(z, output.to(z.dtype), step.alpha, self.prior.prediction)
         drawn = self.prior.decode(clean)
-        images = self._images(drawn)
+        images = fitted(drawn, self.shape)
         images = images.clamp(0, 1) if self.how.clamp_input else images
         matching = self.loss.matching(images)
         extra = drawn.float().square().flatten(1).mean(1)
@@ -237,13 +254,6 @@ class _Guided:
         (gradient,) = torch.autograd.grad(total.sum(), z)
         self.latest = matching.detach()
         return clean.detach(), noise.detach(), clipped(gradient, self.how.clip_norm)
-
-    def _images(self, drawn: Tensor) -> Tensor:
-        """What the prior drew, in [0, 1] and of the model's size."""
-        images = (drawn.float() + 1) / 2
-        if images.shape[2:] == self.shape[1:]:
-            return images
-        return _resized(images, self.shape[1:])
 
     def _kept(self, clean: Tensor) -> Tensor:
         wanted = self.how.clip_clean
@@ -258,7 +268,7 @@ class _Guided:
         tick(self.done, total, float(self.latest.mean()))
         if show and self.clean is not None:
             with torch.no_grad():
-                drawn = self._images(self.prior.decode(self.clean))
+                drawn = fitted(self.prior.decode(self.clean), self.shape)
             self.pictures.append((self.done, drawn.clamp(0, 1).cpu()))
 
     def _stuck(self, progress: float) -> bool:
@@ -274,80 +284,6 @@ class _Guided:
         return max(0, int(left / (gone / made)))
 
 
-@dataclass(eq=False)
-class _Moments:
-    """Adam's moments; the answer is a direction, no step is taken."""
-
-    mean: Tensor | None = None
-    square: Tensor | None = None
-    count: int = 0
-
-    def update(self, gradient: Tensor) -> Tensor:
-        if self.mean is None or self.square is None:
-            self.mean = torch.zeros_like(gradient)
-            self.square = torch.zeros_like(gradient)
-        self.count += 1
-        first, second = BETAS
-        self.mean = first * self.mean + (1 - first) * gradient
-        self.square = second * self.square + (1 - second) * gradient.square()
-        mean = self.mean / (1 - first**self.count)
-        square = self.square / (1 - second**self.count)
-        return mean / (square.sqrt() + TINY)
-
-
-def clipped(gradient: Tensor, largest: float) -> Tensor:
-    """Each row's gradient, its norm at most ``largest``."""
-    norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-    factor = (largest / (norms + TINY)).clamp(max=1)
-    return gradient * _over(factor, gradient)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Each row at norm 1; a row of zeros stays zero."""
-    norms = torch.linalg.vector_norm(vectors.flatten(1), dim=1)
-    return vectors / _over(norms.clamp_min(1e-30), vectors)
-
-
-def directed_noise(
-    drawn: Tensor,
-    gradient: Tensor,
-    *,
-    sigma: float,
-    weight: float,
-    mix: Literal["lerp", "slerp"] = "lerp",
-) -> Tensor:
-    """Noise of norm r = √n·σ_t in each row, turned against the gradient.
-
-    r · unit((1 − w)·σ_t·ε − w·r·unit(g̃)), to be added as it is. ``slerp`` goes the
-    same way along the sphere.
-    Source: Lei 2025, eq. 8 (Yang 2024), with the sign of a descent.
-
-    Args:
-        drawn: ε, (rows, …), standard normal.
-        gradient: g̃, of the same shape.
-        sigma: σ_t; 0 gives zeros.
-        weight: w, from 0 (the noise alone) to 1 (the gradient alone).
-        mix: Along the chord or along the sphere.
-    """
-    radius = math.sqrt(drawn[0].numel()) * sigma
-    if not sigma:
-        return torch.zeros_like(drawn)
-    down = -unit(gradient)
-    if mix == "lerp":
-        return radius * unit((1 - weight) * sigma * drawn + weight * radius * down)
-    along = unit(drawn)
-    cosine = (along * down).flatten(1).sum(1).clamp(-1 + 1e-6, 1 - 1e-6)
-    angle = torch.arccos(cosine).view(-1, *[1] * (drawn.dim() - 1))
-    turned = (torch.sin((1 - weight) * angle) * along
-              + torch.sin(weight * angle) * down)  # fmt: skip
-    return radius * unit(turned)
-
-
-def _over(per_row: Tensor, like: Tensor) -> Tensor:
-    """``per_row`` in a shape that broadcasts over ``like``."""
-    return per_row.view(-1, *[1] * (like.dim() - 1))
-
-
 def _thinned(plan: list[Step], count: int, eta: float) -> list[Step]:
     """``count`` of the steps, evenly, the first and the way to no noise included."""
     chosen = [plan[round(i * len(plan) / count)] for i in range(count)]
@@ -357,9 +293,3 @@ def _thinned(plan: list[Step], count: int, eta: float) -> list[Step]:
         variance = (1 - after) / (1 - step.alpha) * (1 - step.alpha / after)
         found.append(Step(step.time, step.alpha, after, eta * math.sqrt(variance)))
     return found
-
-
-def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(
-        images, size, mode="bilinear", antialias=True, align_corners=False
-    )

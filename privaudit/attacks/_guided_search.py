@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privaudit.attacks._directed_noise import Noise
 from privaudit.attacks._feature_search import (
     FeaturePlan,
     Part,
     search_features,
 )
-from privaudit.attacks._guidance import Guidance, Noise, guide
+from privaudit.attacks._guidance import Guidance, guide, unguided
 from privaudit.config import Budget
 from privaudit.priors.diffusion import DIFFUSION_PRIORS, DiffusionModel, loaded
 from privaudit.priors.diffusion.find import AUTO, for_channels
@@ -59,6 +60,7 @@ def guided_search(
 ) -> list[Reconstruction]:
     """Search every image; the best of its restarts is its answer."""
     shape = observation.image_shape
+    seed = int(torch.randint(2**62, (), generator=generator))
     unknowns = torch.Size(how.prior.latent_shape(shape)).numel()
 
     def search(part: Part) -> tuple[list[Row], int]:
@@ -79,7 +81,9 @@ def guided_search(
     found = search_features(
         target, observation, plan=plan, budget=budget, generator=generator
     )
-    return [replace(one, prior=how.prior.card) for one in found]
+    alone = unguided(how.prior, how.guidance.steps, shape, observation.features, seed)
+    first = replace(found[0], prior=how.prior.card, unguided=alone)
+    return [first, *(replace(one, prior=how.prior.card) for one in found[1:])]
 
 
 def prior_for(

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 
 from privaudit._pixels import Normalisation
 from privaudit.attacks import Drag, DragPp
-from privaudit.attacks._feature_loss import FeatureLoss
-from privaudit.attacks._guidance import (
-    Guidance,
+from privaudit.attacks._directed_noise import (
+    Moments,
     Noise,
-    _Moments,
-    _thinned,
     clipped,
     directed_noise,
-    guide,
     unit,
 )
+from privaudit.attacks._feature_loss import FeatureLoss
+from privaudit.attacks._guidance import Guidance, _thinned, guide
 from privaudit.config import Budget
 from privaudit.distances import MeanSquaredError
 from privaudit.exposure import Cut, FeatureExposure
@@ -279,7 +277,7 @@ def test_moments_are_those_of_adam() -> None:
     """The step that torch's Adam takes at rate 1 is the direction."""
     leaf = torch.zeros(1, 1, 3, 3, requires_grad=True)
     adam = torch.optim.Adam([leaf], lr=1.0, betas=(0.9, 0.999), eps=1e-8)
-    moments = _Moments()
+    moments = Moments()
     for turn in range(5):
         before, gradient = leaf.detach().clone(), normal(1, 1, 3, 3, seed=turn)
         leaf.grad = gradient
