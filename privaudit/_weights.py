@@ -75,7 +75,7 @@ def locate(weights: Weights, folder: str | None = None) -> Found:
         if place.is_file():
             return Found.at(place)
     target = _torch_cache() / weights.names[0]
-    failure = _why_not_fetched() or _fetch(weights.url, target, weights.sha256)
+    failure = why_not_fetched() or _fetch(weights.url, target, weights.sha256)
     if failure:
         raise _nowhere(weights, folder, failure)
     return Found.at(target)
@@ -106,6 +106,13 @@ def read_state(file: Found, sha256: str = "") -> dict[str, Tensor]:
 def offline() -> str:
     """The flag that forbids connections; empty where none is set."""
     return next((flag for flag in OFFLINE if _is_set(flag)), "")
+
+
+def why_not_fetched() -> str:
+    """What forbids connections; empty where they are allowed."""
+    if not _is_set(DOWNLOAD):
+        return f"not fetched since {DOWNLOAD}=1 is not set"
+    return f"not fetched since {offline()} is set" if offline() else ""
 
 
 def shown(path: Path) -> str:
@@ -140,12 +147,6 @@ def _hub_cache() -> Path:
 
 def _is_set(flag: str) -> bool:
     return os.environ.get(flag, "").strip().lower() in {"1", "true", "yes", "on"}
-
-
-def _why_not_fetched() -> str:
-    if not _is_set(DOWNLOAD):
-        return f"not fetched since {DOWNLOAD}=1 is not set"
-    return f"not fetched since {offline()} is set" if offline() else ""
 
 
 @lru_cache
