@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from privaudit._prior_card import PriorCard as PriorCard
 from privaudit._records import RESULT_FILE as RESULT_FILE
 from privaudit._records import SCHEMA_VERSION as SCHEMA_VERSION
 from privaudit._records import AttackRecord as AttackRecord

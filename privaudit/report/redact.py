@@ -60,6 +60,7 @@ def covered(record: AuditRecord, redaction: Redaction) -> frozenset[str]:
     if redaction == "all":
         names += [name for a in record.attacks for name in a.images]
         names += [step.image for a in record.attacks for step in a.iterates]
+        names += [a.prior.unguided for a in record.attacks if a.prior is not None]
     return frozenset(name for name in names if name is not None)
 
 
@@ -122,6 +123,10 @@ def without_pictures(record: AuditRecord, redaction: Redaction) -> AuditRecord:
                         "images": names(a.images),
                         "differences": names(a.differences),
                         "iterates": [_with_image(i, one(i.image)) for i in a.iterates],
+                        "prior": a.prior
+                        and a.prior.model_copy(
+                            update={"unguided": one(a.prior.unguided)}
+                        ),
                     }
                 )
                 for a in record.attacks

@@ -13,6 +13,7 @@ from privaudit.report.sections.limitations import limitations_of as limitations_
 from privaudit.report.sections.limits import limits_used as limits_used
 from privaudit.report.sections.masks import mask_recovery as mask_recovery
 from privaudit.report.sections.per_image import table_per_image as table_per_image
+from privaudit.report.sections.priors import priors_used as priors_used
 from privaudit.report.sections.provenance import where_from as where_from
 from privaudit.report.sections.searches import how_searches_went as how_searches_went
 from privaudit.report.sections.skipped import skipped_inputs as skipped_inputs
