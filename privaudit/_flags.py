@@ -109,6 +109,15 @@ InverseNetworkFile = Annotated[
     Path | None,
     typer.Option("--inverse-network", help="Trained before, .safetensors"),
 ]
+Diffusion = Annotated[
+    str | None,
+    typer.Option(
+        "--diffusion",
+        metavar="SOURCE",
+        help="Prior of drag: digits, natural, a file of `prior train`, the folder of a "
+        "diffusers pipeline, or its identifier of the hub",
+    ),
+]
 Attacks = Annotated[
     str, typer.Option("--attacks", help="auto, all, or names with commas")
 ]

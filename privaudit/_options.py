@@ -117,14 +117,24 @@ def split(name: str | None, layout: Any, prefix_tokens: int | None) -> Any:
 def priors(
     public: list[Path] | None,
     inverse_network: Path | None,
+    diffusion: str | None,
     load: Callable[[list[Path]], Any],
 ) -> dict[str, object]:
-    """What the attacker on features has beside the model."""
+    """What the attacker on features has beside the model.
+
+    Raises:
+        ConfigError: A prior that is not there.
+    """
     found: dict[str, object] = {}
     if public:
         found["public_images"] = load(public)
     if inverse_network is not None:
         found["inverse_network"] = inverse_network
+    if diffusion is not None:
+        from privaudit.priors.diffusion import DIFFUSION_PRIORS, named
+
+        named(diffusion, DIFFUSION_PRIORS).check()
+        found["diffusion"] = diffusion
     return found
 
 

@@ -24,6 +24,7 @@ from privaudit._flags import (
     BudgetOption,
     ChannelsLast,
     Device,
+    Diffusion,
     ImageMode,
     Images,
     InverseNetworkFile,
@@ -185,6 +186,7 @@ def audit(
     prefix_tokens: PrefixTokens = None,
     public: Public = None,
     inverse_network: InverseNetworkFile = None,
+    diffusion: Diffusion = None,
     attacks: Attacks = "auto",
     infer_labels: Annotated[
         bool, typer.Option("--infer-labels", help="Do not give the labels away")
@@ -217,7 +219,7 @@ def audit(
     auditor = Auditor(
         build(model, weights),
         split=read.split(split, layout, prefix_tokens),
-        priors=read.priors(public, inverse_network, load),
+        priors=read.priors(public, inverse_network, diffusion, load),
         mean=read.numbers(mean, "mean"),
         std=read.numbers(std, "std"),
         training_step=step(training_step, mode),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from privaudit import __version__
 from privaudit._provenance import code_digest, model_digest, tensor_digest
@@ -281,9 +281,22 @@ def _key(
             "config": config,
             "attacks": {a.name: a.settings() for a in attacks},
             "public_images": public,
+            "priors": {n: _handed_over(p) for n, p in sorted(session.priors.items())},
             "code": code_digest(),
         },
     )
+
+
+def _handed_over(prior: object) -> JsonValue:
+    """A prior in a word, and its files as they are: another one is another cell."""
+    if isinstance(prior, BaseModel):
+        return [type(prior).__name__, prior.model_dump(mode="json")]
+    if not isinstance(prior, str | Path):
+        return type(prior).__name__
+    place = Path(prior).expanduser()
+    files = sorted(place.rglob("*")) if place.is_dir() else [place]
+    facts = [(f.name, f.stat()) for f in files if f.is_file()]
+    return [str(prior), [[n, s.st_size, s.st_mtime_ns] for n, s in facts]]
 
 
 def _summed_up(split: Split, result: AuditResult) -> tuple[SweepRow, Arrays]:

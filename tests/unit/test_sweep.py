@@ -16,9 +16,11 @@ from privaudit._controls import shipped_images
 from privaudit.attacks import Rmle
 from privaudit.errors import ConfigError
 from privaudit.inventory.records import SplitCandidate
+from privaudit.priors.diffusion import Diffusers
 from privaudit.session.features import FeatureSession
 from privaudit.study import sweep_page
 from privaudit.study.sweep import MOST_CUTS, SweepResult, SweepRow, spread
+from privaudit.study.sweep import _key as cell_key
 from tests.unit.command import Command
 from tests.unit.test_split_audit import Small
 
@@ -69,6 +71,25 @@ def test_finished_cuts_are_not_audited_again(
     assert auditor().sweep(images, CUTS, out=tmp_path).computed == 0
     with pytest.raises(pytest.fail.Exception, match="audited again"):
         auditor(seed=1).sweep(images, CUTS[:1], out=tmp_path)
+
+
+def test_another_prior_is_another_cell(images: Tensor, tmp_path: Path) -> None:
+    place = tmp_path / "prior"
+    place.mkdir()
+
+    def key(prior: object) -> str:
+        given = auditor(priors={"diffusion": prior})
+        with given.open_features(images) as session:
+            return cell_key(Split("stem"), session, []).model_dump_json()
+
+    before = key(str(place))
+    assert key(str(place)) == before
+    (place / "weights").write_text("1")
+    after = key(str(place))
+    assert after != before
+    named, given = key("natural"), Diffusers(source="a/b")
+    other = given.model_copy(update={"precision": "float16"})
+    assert len({before, after, named, key("digits"), key(given), key(other)}) == 6
 
 
 def test_ctrl_c_keeps_what_is_done(

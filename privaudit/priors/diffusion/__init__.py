@@ -11,6 +11,7 @@ from privaudit.priors.diffusion.embedded import Digits as Digits
 from privaudit.priors.diffusion.embedded import Natural as Natural
 from privaudit.priors.diffusion.embedded import Trained as Trained
 from privaudit.priors.diffusion.find import loaded as loaded
+from privaudit.priors.diffusion.find import named as named
 from privaudit.priors.diffusion.pretrained import Diffusers as Diffusers
 
 DIFFUSION_PRIORS = collect(DiffusionPrior, globals())  # type: ignore[type-abstract]

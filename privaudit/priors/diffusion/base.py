@@ -52,6 +52,14 @@ class DiffusionModel:
 class DiffusionPrior(Plugin):
     """Base of diffusion priors. A subclass says where its weights come from."""
 
+    def check(self) -> None:
+        """Refuse what is plainly not there, in a moment and before anything runs.
+
+        Raises:
+            ConfigError: It is nowhere, or of another kind.
+            MissingDependencyError: A library that it needs is not installed.
+        """
+
     @abstractmethod
     def load(self, device: torch.device) -> DiffusionModel:
         """Read the weights.

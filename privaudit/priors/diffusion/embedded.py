@@ -52,6 +52,10 @@ class Trained(DiffusionPrior):
     path: Path
     """Of the file."""
 
+    def check(self) -> None:
+        """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
+        file.load(self.path)
+
     def load(self, device: torch.device) -> DiffusionModel:
         """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
         return file.in_memory(*file.load(self.path), device)

@@ -39,7 +39,7 @@ def loaded(
     if isinstance(given, DiffusionPrior):
         return given.load(device)
     if isinstance(given, (str, Path)):
-        return _named(given, family).load(device)
+        return named(given, family).load(device)
     raise ConfigError(
         "priors['diffusion']",
         expected="a name, a path, or a diffusion prior",
@@ -48,9 +48,10 @@ def loaded(
     )
 
 
-def _named(
+def named(
     given: str | Path, family: Mapping[str, type[DiffusionPrior]]
 ) -> DiffusionPrior:
+    """The prior that a text means; whether it is there is not looked at."""
     text = str(given)
     if text in ("digits", "natural"):
         return family[text]()

@@ -46,14 +46,21 @@ class Diffusers(DiffusionPrior):
     tiled: bool = False
     """Decode latents in tiles: less memory, and seams."""
 
+    def check(self) -> None:
+        """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
+        self._pipeline()
+
     def load(self, device: torch.device) -> DiffusionModel:
         """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
-        folder = folder_of(self.source)
-        require()
-        pipeline = Pipeline.at(folder, self.source)
+        pipeline = self._pipeline()
         make = self._latents if pipeline.is_latent else self._pixels
         with quiet():
             return make(pipeline, device)
+
+    def _pipeline(self) -> Pipeline:
+        folder = folder_of(self.source)
+        require()
+        return Pipeline.at(folder, self.source)
 
     def _pixels(self, pipeline: Pipeline, device: torch.device) -> DiffusionModel:
         alphas, prediction = pipeline.noise_levels()
