@@ -135,7 +135,7 @@ GRADIENT = Ladder[Attack](
     WARM,
 )
 FEATURES = Ladder[FeatureAttack](
-    ("linear_inverse", "inverse_network", "lm", "rmle", "drag"),
+    ("linear_inverse", "inverse_network", "lm", "rmle", "drag", "polish"),
     FEATURE_ATTACKS,
     FeatureAttack,  # type: ignore[type-abstract]
 )

@@ -29,6 +29,8 @@ class FeatureAttack(Plugin):
 
     reads_priors: ClassVar[frozenset[str]] = frozenset()
     """Names in ``target.priors`` that it uses; any other name is refused."""
+    portable_priors: ClassVar[frozenset[str]] = frozenset()
+    """Those of them that serve any model: the positive control gets these."""
 
     @classmethod
     @abstractmethod
@@ -59,6 +61,24 @@ class FeatureAttack(Plugin):
             One an image, in order, each with images of shape (1, C, H, W) and a state
             and a search of its own: one that got stuck must not hide in a mean.
         """
+
+    def control_image(
+        self,
+        target: FeatureTarget,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+    ) -> Tensor | None:
+        """An image that it must be able to find where features tell everything.
+
+        Args:
+            target: Of the positive control.
+            image_shape: (channels, height, width).
+            generator: Source of all randomness.
+
+        Returns:
+            (1, C, H, W) in [0, 1]; None: any photograph will do.
+        """
+        return None
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor

@@ -87,7 +87,10 @@ def guided_search(
 
 
 def prior_for(
-    name: str, target: FeatureTarget, observation: FeatureObservation
+    name: str,
+    target: FeatureTarget,
+    image_shape: tuple[int, int, int],
+    device: torch.device,
 ) -> DiffusionModel | str:
     """The prior in memory, loaded once in an audit; or why there is none.
 
@@ -95,7 +98,7 @@ def prior_for(
         ConfigError: It is named, but cannot be had, or cannot draw such images.
     """
     given: object = target.priors.get(PRIOR) if name == AUTO else name
-    channels = observation.image_shape[0]
+    channels = image_shape[0]
     if given is None:
         given = for_channels(channels)
     if given is None:
@@ -106,9 +109,9 @@ def prior_for(
     key = f"diffusion prior: {given if isinstance(given, str) else id(given)}"
     known = target.memory.get(key)
     if not isinstance(known, DiffusionModel):
-        known = loaded(given, DIFFUSION_PRIORS, observation.features.device)
+        known = loaded(given, DIFFUSION_PRIORS, device)
         target.memory[key] = known
-    known.latent_shape(observation.image_shape)
+    known.latent_shape(image_shape)
     return known
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from privaudit.attacks import _feature_loss
 from privaudit.attacks._feature_base import FeatureAttack
-from privaudit.attacks._guidance import Guidance
+from privaudit.attacks._guidance import Guidance, unguided
 from privaudit.attacks._guided_search import (
     PRIOR,
     Guided,
@@ -39,6 +39,7 @@ class Drag(FeatureAttack):
     title: ClassVar[str] = "Guided diffusion"
     source: ClassVar[str] = "Lei 2025"
     reads_priors: ClassVar[frozenset[str]] = frozenset({PRIOR})
+    portable_priors: ClassVar[frozenset[str]] = frozenset({PRIOR})
 
     prior: str = "auto"
     """``digits``, ``natural``, a file, a folder or an identifier that diffusers reads;
@@ -109,7 +110,9 @@ class Drag(FeatureAttack):
         generator: torch.Generator,
     ) -> list[Reconstruction]:
         """Search from images of shape (batch, C, H, W) in [0, 1], or from noise."""
-        prior = prior_for(self.prior, target, observation)
+        prior = prior_for(
+            self.prior, target, observation.image_shape, observation.features.device
+        )
         if isinstance(prior, str):
             return skipped(observation, prior)
         given = start if isinstance(start, torch.Tensor) else None
@@ -119,6 +122,21 @@ class Drag(FeatureAttack):
         return guided_search(
             target, observation, how=how, budget=budget, generator=generator
         )
+
+    def control_image(
+        self,
+        target: FeatureTarget,
+        image_shape: tuple[int, int, int],
+        generator: torch.Generator,
+    ) -> Tensor | None:
+        """A drawing of its prior: it can find nothing that the prior does not know."""
+        device = next(target.model.parameters()).device
+        prior = prior_for(self.prior, target, image_shape, device)
+        if isinstance(prior, str):
+            return None
+        seed = int(torch.randint(2**62, (), generator=generator))
+        like = torch.empty(0, device=device)
+        return unguided(prior, self.steps, image_shape, like, seed)
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class DragPp(FeatureAttack):
     """The image of an inverse network, noised to step s·T, then guided as in DRAG.
 
+    A shorter way to what DRAG finds, where public images or a trained network are
+    there; what it finds counts, but nothing is missing without it.
     Source: Lei 2025, section 3.3; s .3 there. With a weak prior a large s destroys the
     start.
     """
@@ -33,6 +35,9 @@ class DragPp(FeatureAttack):
     reads_priors: ClassVar[frozenset[str]] = frozenset(
         {PRIOR, *InverseNetwork.reads_priors}
     )
+
+    portable_priors: ClassVar[frozenset[str]] = frozenset({PRIOR})
+    required: ClassVar[bool] = False
 
     strength: float = Field(default=0.3, gt=0, le=1)
     """s: 0 keeps the start, 1 forgets it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ def feature_control(
     budget: Budget,
     seed: int,
     device: torch.device,
+    priors: Mapping[str, object],
 ) -> PositiveControl:
     """Every attack that decided inverts a convolution with orthogonal columns.
 
@@ -47,6 +48,7 @@ def feature_control(
         budget: The audit's; a tenth of its seconds may be spent here.
         seed: Of the layer.
         device: Where the audit runs.
+        priors: What the user handed over; only those that fit any model are used.
     """
     started = time.monotonic()
     clock = Clock(
@@ -57,7 +59,9 @@ def feature_control(
     for number, attack in enumerate(attacks):
         share = clock.share(len(attacks) - number)
         part = clock if share is None else Clock(share)
-        trials.append(_try(attack, target, request, part, seed))
+        own = {n: p for n, p in priors.items() if n in attack.portable_priors}
+        case = FeatureTarget(target.model, target.exposure, target.public, own)
+        trials.append(_try(attack, case, request, part, seed))
     weakest = min(trials, key=lambda t: (t.solved, t.ssim or 0.0), default=None)
     return PositiveControl(
         passed=bool(trials) and all(t.solved for t in trials),
@@ -105,8 +109,13 @@ def _try(
     clock: Clock,
     seed: int,
 ) -> _Trial:
-    fresh = FeatureTarget(target.model, target.exposure, target.public)
-    ran = run_features(attack, fresh, [request], clock=clock, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    image = attack.control_image(target, request.observation.image_shape, generator)
+    if image is not None:
+        batch = Batch(image, None)
+        sent = target.exposure.observe(target.model, batch)
+        request = Request(batch, sent, range(1))
+    ran = run_features(attack, target, [request], clock=clock, seed=seed)
     guess = ran.outcomes[0].images
     if guess is None:
         return _Trial(False, None, f"{attack.name}: {ran.reason or ran.state}")

@@ -206,6 +206,7 @@ class FeatureSession:
             budget=self.config.budget,
             seed=self.config.seed,
             device=next(self.model.parameters(), torch.empty(0)).device,
+            priors=self.priors,
         )
 
     def _preflight(
