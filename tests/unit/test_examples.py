@@ -26,7 +26,7 @@ SAYS = {
 }
 
 
-WITH_DATA = {"train_split_clients"}
+WITH_DATA = {"train_digits_client", "train_split_clients"}
 
 
 def test_every_example_is_here() -> None:
@@ -88,3 +88,16 @@ def test_training_comes_out_the_same_again(tmp_path: Path) -> None:
         stored.append((tmp_path / out / "split_cnn.safetensors").read_bytes())
     assert stored[0] == stored[1]
     assert stored[0] != stored[2]
+
+
+def test_training_the_digits_client(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (24, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", images=images, labels=np.arange(24) % 10)
+    done = Command(tmp_path).script(
+        EXAMPLES / "train_digits_client.py", "--data", tmp_path / "d.npz",
+        "--out", tmp_path / "out", "--epochs", "1", "--batch", "8", "--held-out", "8",
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert "images: 16 to learn from, 8 held out" in done.stdout
+    assert done.line.startswith("split_digits.safetensors: ")
