@@ -53,8 +53,8 @@ SEARCHES: dict[str, tuple[FeatureAttack, ...]] = {
     ),
     "mobilenet": (
         LinearInverse(),
-        Rmle(iterations=300),
-        Lm(iterations=300),
+        Rmle(iterations=600),
+        Lm(iterations=600, cool=0.25),
         InverseNetwork(iterations=300, batch_size=8, width=64),
     ),
 }

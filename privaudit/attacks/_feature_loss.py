@@ -27,7 +27,7 @@ class Parts(NamedTuple):
 
     Attributes:
         matching: Distance to what the device sent.
-        smooth: Total variation.
+        smooth: Total variation, times :func:`share_of_prior`.
         seams: Jumps where patches meet; zero where there are none.
     """
 
@@ -63,10 +63,21 @@ class FeatureLoss:
     def parts(self, images: Tensor) -> Parts:
         """All parts for images of shape (rows, C, H, W)."""
         smooth = PixelTotalVariation().penalty(images)
+        smooth = smooth * share_of_prior(images, self.observed)
         seams = torch.zeros_like(smooth)
         if self.boundary is not None:
             seams = self.boundary.penalty(images)
         return Parts(self.matching(images), smooth, seams)
+
+
+def share_of_prior(images: Tensor, observed: Tensor) -> float:
+    """How much more a prior must say where pixels outnumber what is sent.
+
+    Distances and total variation are means. A posterior has sums in their place: its
+    prior weighs pixels / features as much. It is 1 where features outnumber pixels.
+    Source: measured (docs/compute.md, "Three attacks at three depths").
+    """
+    return max(1.0, images[0].numel() / observed[0].numel())
 
 
 def distance_for(layout: FeatureLayout, name: str | None) -> FeatureDistance:

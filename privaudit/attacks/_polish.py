@@ -33,16 +33,17 @@ class Polish:
         tv_weight: λ_TV at the start.
         tv_weight_end: λ_TV at the end.
         patch_weight: λ_patch; for tokens on a grid only.
-        distance: Of features, by name; None: as the layout asks.
+        distance: Of features, by name; None: as the layout asks. The cosine of tokens
+            stops far from the truth (measured, docs/compute.md).
         together: Images in one loop.
     """
 
     steps: int
     learning_rate: float = 0.15
     tv_weight: float = 0.3
-    tv_weight_end: float = 0.02
+    tv_weight_end: float = 0.05
     patch_weight: float = 0.001
-    distance: str | None = None
+    distance: str | None = "mean_squared_error"
     together: int = 16
 
     def course(self) -> Course:

@@ -7,7 +7,7 @@ Source: Ulyanov 2018; sizes as Singh 2021 are run by Lei 2025 (their code).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,8 +19,14 @@ _SLOPE = 0.2
 _SMALLEST = 4
 """A map with a shorter side than this is not halved."""
 
+_LARGE = 64
+"""From this side on, :func:`halving` and :func:`doubling` cost half and less."""
+
 Jitter = Sequence[tuple[float, float]]
 """(progress, standard deviation): until when how much noise is added to the input."""
+
+
+Convolution = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -125,50 +131,120 @@ class SkipNetworks:
     def _level(self, x: Tensor, level: int) -> Tensor:
         """One level and all inside it: (rows, C, H, W) → (rows, channels, H, W)."""
         past = self._unit(x, f"{level}.skip")
-        halved = F.avg_pool2d(self._convolved(x, f"{level}.down"), 2, ceil_mode=True)
+        halved = self._halved(x, f"{level}.down")
         inner = F.leaky_relu(self._normed(halved, f"{level}.down"), _SLOPE)
         inner = self._unit(inner, f"{level}.deep")
         if level + 1 < len(self.sizes.channels):
             inner = self._level(inner, level + 1)
-        up = F.interpolate(inner, size=x.shape[-2:], mode="nearest")
-        joined = self._normed(torch.cat([past, up], 1), f"{level}.join")
-        return self._unit(self._unit(joined, f"{level}.up"), f"{level}.mix")
+        drawn = self._normed(self._joined(past, inner, level), f"{level}.up")
+        return self._unit(F.leaky_relu(drawn, _SLOPE), f"{level}.mix")
+
+    def _halved(self, x: Tensor, name: str) -> Tensor:
+        """Convolution, then the mean of each 2×2."""
+        if not _is_large(x):
+            return F.avg_pool2d(self._convolved(x, name), 2, ceil_mode=True)
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return _way(x)(x, halving(weight), bias, 2)
+
+    def _joined(self, past: Tensor, inner: Tensor, level: int) -> Tensor:
+        """``past`` beside ``inner`` twice as large, normalised, then a convolution."""
+        skip, name = past.shape[1], f"{level}.join"
+        if not _is_large(past):
+            up = F.interpolate(inner, size=past.shape[-2:], mode="nearest")
+            joined = self._normed(torch.cat([past, up], 1), name)
+            return self._convolved(joined, f"{level}.up")
+        weight, bias = (self.weights[f"{level}.up.{w}"] for w in ("weight", "bias"))
+        past, inner = self._normed(past, name), self._normed(inner, name, skip)
+        none = torch.zeros_like(bias).repeat_interleave(4, 1)
+        phases = _way(inner)(inner, doubling(weight[:, :, skip:]), none, 1)
+        beside = _way(past)(past, weight[:, :, :skip], bias, 1)
+        return F.pixel_shuffle(phases, 2) + beside
 
     def _unit(self, x: Tensor, name: str) -> Tensor:
         """Convolution, norm, LeakyReLU."""
         return F.leaky_relu(self._normed(self._convolved(x, name), name), _SLOPE)
 
-    def _normed(self, x: Tensor, name: str) -> Tensor:
+    def _normed(self, x: Tensor, name: str, first: int = 0) -> Tensor:
         """Each channel of each image to mean 0 and variance 1: batch norm of one."""
         even = F.layer_norm(x, x.shape[-2:])
-        return even * self.weights[f"{name}.gain"] + self.weights[f"{name}.shift"]
+        own = slice(first, first + x.shape[1])
+        gain, shift = self.weights[f"{name}.gain"], self.weights[f"{name}.shift"]
+        return even * gain[:, own] + shift[:, own]
 
     def _convolved(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        # Grouped convolutions are up to five times slower on a CPU.
-        way = one_by_one if x.device.type == "cpu" else grouped
-        return way(x, weight, bias)
+        return _way(x)(x, weight, bias, 1)
 
 
-def one_by_one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _is_large(x: Tensor) -> bool:
+    """Whether maps are large enough, and even: what is halved can be doubled."""
+    height, width = x.shape[-2:]
+    return min(height, width) >= _LARGE and not height % 2 and not width % 2
+
+
+def halving(weight: Tensor) -> Tensor:
+    """The kernels that, at stride 2, give the means of 2×2 behind ``weight``.
+
+    Args:
+        weight: (rows, outputs, C, side, side), odd sides.
+
+    Returns:
+        (rows, outputs, C, side + 1, side + 1).
+    """
+    wide = F.avg_pool2d(F.pad(weight, (1, 1, 1, 1)).flatten(0, 1), 2, 1)
+    return wide.view(*weight.shape[:2], *wide.shape[1:])
+
+
+def doubling(weight: Tensor) -> Tensor:
+    """Kernels on a map whose shuffled pixels are ``weight`` on the map twice as large.
+
+    Both pixels of a doubled pair read the same few pixels of the small map: taps that
+    fall on one of them are added.
+
+    Args:
+        weight: (rows, outputs, C, side, side), odd sides.
+
+    Returns:
+        (rows, 4·outputs, C, small, small), for ``pixel_shuffle(…, 2)``.
+    """
+    side = weight.shape[-1]
+    reach = (side // 2 + 1) // 2
+    read = weight.new_zeros(2, side, 2 * reach + 1)
+    for phase in range(2):
+        for tap in range(side):
+            read[phase, tap, (phase + tap - side // 2) // 2 + reach] = 1
+    added = torch.einsum("rocij,pim,qjn->ropqcmn", weight, read, read)
+    return added.flatten(1, 3)
+
+
+def _way(x: Tensor) -> Convolution:
+    """Grouped convolutions are up to five times slower on a CPU."""
+    return one_by_one if x.device.type == "cpu" else grouped
+
+
+def one_by_one(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
     """Each image by its own kernel: (rows, C, H, W) → (rows, outputs, H, W).
 
     Args:
         x: (rows, C, H, W).
         weight: (rows, outputs, C, side, side).
         bias: (rows, outputs).
+        stride: 1; 2 for kernels with an even side: the result is half as large.
     """
+    edge = (weight.shape[-1] - 1) // 2
     each = zip(torch.split(x, 1), weight, bias, strict=True)
-    return torch.cat([F.conv2d(a, w, b, padding="same") for a, w, b in each])
+    return torch.cat(
+        [F.conv2d(a, w, b, stride=stride, padding=edge) for a, w, b in each]
+    )
 
 
-def grouped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def grouped(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Tensor:
     """As :func:`one_by_one`, in one call."""
     together = F.conv2d(
         x.flatten(0, 1)[None], weight.flatten(0, 1), bias.flatten(),
-        padding="same", groups=len(x),
+        stride=stride, padding=(weight.shape[-1] - 1) // 2, groups=len(x),
     )  # fmt: skip
-    return together.view(len(x), -1, *x.shape[-2:])
+    return together.view(len(x), -1, *together.shape[-2:])
 
 
 @dataclass(frozen=True, eq=False)

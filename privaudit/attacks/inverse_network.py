@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PRIOR = "inverse_network"
 """Its name among the priors that a user hands over."""
+DISTANCE = "mean_squared_error"
+"""In which features are compared, also while images are polished."""
 
 
 class InverseNetwork(FeatureAttack):
@@ -93,14 +95,14 @@ class InverseNetwork(FeatureAttack):
         found = _answers(target, observation, trained)
         if not self.polish:
             return found
-        how = Polish(steps=self.polish)
+        how = Polish(steps=self.polish, distance=DISTANCE)
         return polished(target, observation, found, how=how, budget=rest)
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
     ) -> list[float]:
         """See :class:`~privaudit.attacks.FeatureAttack`."""
-        return _feature_loss.loss_at(target, observation, images)
+        return _feature_loss.loss_at(target, observation, images, DISTANCE)
 
     def _network(
         self,
@@ -151,8 +153,8 @@ def _answers(
         drawn = [trained.network(f) for f in torch.split(observation.features, 16)]
     images = _checked(torch.cat(drawn), observation)
     grey = torch.full_like(images, 0.5)
-    start = _feature_loss.loss_at(target, observation, grey)
-    final = _feature_loss.loss_at(target, observation, images)
+    start = _feature_loss.loss_at(target, observation, grey, DISTANCE)
+    final = _feature_loss.loss_at(target, observation, images, DISTANCE)
     state, reason = _state(trained)
     notes = _notes(trained)
     return [

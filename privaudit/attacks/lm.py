@@ -49,7 +49,7 @@ class Lm(FeatureAttack):
     iterations: int = Field(default=20_000, ge=1)
     """All of them are made, unless the budget ends first."""
     tv_weight: float = Field(default=0.05, ge=0)
-    """λ_TV, on [0, 1]."""
+    """λ_TV, on [0, 1]; times pixels per value that is sent, where that is above 1."""
     patch_weight: float = Field(default=0.001, ge=0)
     """λ_patch; for tokens on a grid only."""
     channels: tuple[int, ...] = Field(default=(16, 32, 64, 128), min_length=1)
@@ -62,7 +62,7 @@ class Lm(FeatureAttack):
     """Channels of the fixed noise ε."""
     cool: float = Field(default=0.0, ge=0, le=1)
     """Share of the run, at its end, over which steps shrink to nothing."""
-    distance: str | None = None
+    distance: str | None = "mean_squared_error"
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     restarts: int = Field(default=1, ge=1)
     """Searches of each image, each with a network and a noise of its own."""

@@ -40,9 +40,9 @@ class Polish(FeatureAttack):
     """Of Adam, in units of normalised pixels; falls over the second half."""
     tv_weight: float = Field(default=0.3, ge=0)
     """λ_TV at the start."""
-    tv_weight_end: float = Field(default=0.02, ge=0)
+    tv_weight_end: float = Field(default=0.05, ge=0)
     """λ_TV at the end."""
-    distance: str | None = None
+    distance: str | None = "mean_squared_error"
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     together: int = Field(default=16, ge=1)
     """Images in one loop."""

@@ -28,8 +28,10 @@ class Rmle(FeatureAttack):
     ``argmin_x d(f_c(x), h*) + λ_TV·TV(x) + λ_patch·R_patch(x)``. Pixels may leave
     [0, 1] on the way and are clamped at the end.
     Source: He 2019; Lei 2025, eq. 13 and 15, table 9. Differs in steps that are larger
-    and shrink, in a total variation that fades, and in a stop where nothing is gained
-    any more: the paper's is ``Rmle(learning_rate=0.05, cool=0, tv_weight_end=1.5)``.
+    and shrink, in a total variation that fades and weighs more where pixels outnumber
+    what is sent, in the squared error of tokens, and in a stop where nothing is gained
+    any more: the paper's is ``Rmle(learning_rate=0.05, cool=0, tv_weight_end=1.5,
+    distance=None)``, but for that weight.
     """
 
     name: ClassVar[str] = "rmle"
@@ -47,16 +49,16 @@ class Rmle(FeatureAttack):
     give_up: int = Field(default=2000, ge=1)
     """Iterations without a gain of 1e-4 (relative) that end the search of an image."""
     tv_weight: float = Field(default=1.5, ge=0)
-    """λ_TV at the start."""
+    """λ_TV at the start; times pixels per value that is sent, where that is above 1."""
     tv_weight_end: float = Field(default=0.05, ge=0)
-    """λ_TV at the end."""
+    """λ_TV at the end, weighed as at the start."""
     patch_weight: float = Field(default=0.001, ge=0)
     """λ_patch; for tokens on a grid only."""
     clip_norm: float = Field(default=1.0, gt=0)
     """Largest norm of one image's gradient."""
     cool: float = Field(default=0.5, ge=0, le=1)
     """Share of the run, at its end, over which steps shrink to nothing."""
-    distance: str | None = None
+    distance: str | None = "mean_squared_error"
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     restarts: int = Field(default=1, ge=1)
     """Searches of each image; those after the first start from noise."""

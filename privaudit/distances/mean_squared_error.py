@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class MeanSquaredError(FeatureDistance):
-    """``mean (h − h*)² / mean h*²`` over all values of an image.
+    """``mean (h − h*)² / mean h*²`` over all values of an image; for tokens, of each.
+
+    Every token counts alike then, however long: some models send a few that are ten
+    times as long as the others. One that was sent as zero was dropped and is left out.
 
     Example:
         >>> import torch
@@ -33,7 +36,12 @@ class MeanSquaredError(FeatureDistance):
 
     def measure(self, guess: Tensor, observed: Tensor, layout: FeatureLayout) -> Tensor:
         """See :class:`~privaudit.distances.FeatureDistance`."""
-        error = (guess - observed).square().flatten(1).mean(1)
-        size = observed.square().flatten(1).mean(1)
+        last = 2 if layout.kind == "tokens" else 1
+        error = (guess - observed).square().flatten(last).mean(-1)
+        size = observed.square().flatten(last).mean(-1)
         # Features that are zero everywhere have no size: their error counts as it is.
-        return error / torch.where(size > 0, size, torch.ones_like(size))
+        share: Tensor = error / torch.where(size > 0, size, torch.ones_like(size))
+        if last == 1:
+            return share
+        sent = (size > 0).to(share.dtype)
+        return (share * sent).sum(1) / sent.sum(1).clamp_min(1)

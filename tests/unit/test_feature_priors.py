@@ -93,6 +93,17 @@ def test_cosine_is_blind_to_length_and_the_squared_error_is_not() -> None:
     assert found.tolist() == pytest.approx([4.0, 4.0])
 
 
+def test_in_the_squared_error_every_token_counts_alike() -> None:
+    observed = torch.tensor([[[1.0, 0.0], [0.0, 100.0], [0.0, 0.0]]])
+    guess = torch.tensor([[[2.0, 0.0], [0.0, 100.0], [7.0, 7.0]]])
+    error = MeanSquaredError()
+    # The first is off by its own length, the second right, the third was not sent.
+    found = error.measure(guess, observed, FeatureLayout("tokens"))
+    assert found.tolist() == [0.5]
+    together = error.measure(guess, observed, FeatureLayout("nhwc"))
+    assert together.tolist() == pytest.approx([(1 + 2 * 49) / 10001])
+
+
 @given(scale=st.floats(1e-4, 1e4))
 @settings(max_examples=20, deadline=None)
 def test_the_squared_error_means_the_same_for_features_of_any_size(

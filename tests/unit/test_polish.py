@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from privaudit.attacks import Lm
+from privaudit.attacks import Lm, _skip_network
+from privaudit.attacks._feature_loss import FeatureLoss
 from privaudit.attacks._polish import Polish, polish_images
 from privaudit.attacks._skip_network import (
     Sizes,
     SkipNetworks,
     Weights,
+    doubling,
     grouped,
+    halving,
     one_by_one,
 )
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
+from privaudit.distances import MeanSquaredError
 from privaudit.errors import ConfigError
+from privaudit.priors import PixelTotalVariation
 from tests.contract.feature_cases import feature_case
 from tests.unit.test_feature_search import (
     FREE,
@@ -114,6 +123,38 @@ def test_networks_draw_images_of_any_size(size: tuple[int, int]) -> None:
     assert bool(drawn.isfinite().all())
 
 
+@pytest.mark.parametrize("way", [one_by_one, grouped])
+@pytest.mark.parametrize("side", [1, 3, 5, 7])
+def test_a_convolution_before_or_after_a_change_of_size(
+    side: int, way: Callable[..., Tensor]
+) -> None:
+    x, weight, bias = (
+        torch.randn(2, 3, 12, 10, dtype=torch.float64),
+        torch.randn(2, 4, 3, side, side, dtype=torch.float64),
+        torch.randn(2, 4, dtype=torch.float64),
+    )
+    plain = functional.avg_pool2d(way(x, weight, bias), 2)
+    assert torch.allclose(way(x, halving(weight), bias, 2), plain)
+    twice = way(functional.interpolate(x, scale_factor=2), weight, bias)
+    phases = way(x, doubling(weight), bias.repeat_interleave(4, 1))
+    assert torch.allclose(functional.pixel_shuffle(phases, 2), twice)
+
+
+def test_large_and_small_maps_are_drawn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes(4, (8, 6, 4), (3, 7, 5), 2, 3).fitting(32, 40)
+    weights = Weights(2, 1, torch.Generator().manual_seed(0), torch.device("cpu"))
+    networks, fed = SkipNetworks.filled(sizes, weights), torch.randn(2, 4, 32, 40)
+    for name, weight in networks.weights.items():
+        if name.endswith(("gain", "shift")):
+            weight.data += torch.rand_like(weight)
+    drawn = []
+    for limit in (10**6, 1):
+        monkeypatch.setattr(_skip_network, "_LARGE", limit)
+        drawn.append(networks.draw(fed).detach())
+    assert torch.allclose(drawn[0], drawn[1], atol=1e-5)
+    assert float(drawn[0].std()) > 1e-2
+
+
 def test_one_network_an_image_however_they_are_run() -> None:
     x, weight, bias = (
         torch.randn(3, 4, 6, 5),
@@ -132,3 +173,26 @@ def test_frozen_weights_are_frozen_afterwards_and_get_no_gradient() -> None:
         run(SHORT, target, case.observation)
         assert not any(p.requires_grad for p in case.target.model.parameters())
         assert all(p.grad is None for p in case.target.model.parameters())
+
+
+@pytest.mark.parametrize(("channels", "wanted"), [(24, 1), (4, 3), (1, 12)])
+def test_a_prior_says_more_where_less_is_sent(channels: int, wanted: float) -> None:
+    """768 pixels, and 1536, 256 or 64 values."""
+    case = feature_case("nchw")
+    target = meddled(case, lambda _, features: features[:, :channels])
+    sent = case.observation.features[:, :channels]
+    parts = FeatureLoss(target, sent, MeanSquaredError()).parts(case.images)
+    plain = PixelTotalVariation().penalty(case.images)
+    assert torch.allclose(parts.smooth, wanted * plain)
+
+
+def test_a_polish_behind_tokens_reads_their_lengths_too() -> None:
+    case = feature_case("tokens")
+    start = (case.images + 0.1 * torch.randn(case.images.shape)).clamp(0, 1)
+    error = []
+    for how in (Polish(steps=100), Polish(steps=100, distance="token_cosine")):
+        found = polish_images(
+            case.target, case.observation, start, how=how, budget=FREE
+        )
+        error.append((pictures(found) - case.images).square().flatten(1).mean(1))
+    assert bool((error[0] < 0.8 * error[1]).all()), error
