@@ -121,8 +121,9 @@ class Reproduction:
         """Units that are missing, and the seconds of one.
 
         The median of finished units of the same attack on the same model and data;
-        without any, five iterations are timed and the whole schedule is assumed,
-        which is the most that it can be. None: this line cannot be run here.
+        without any, a few iterations are timed, what comes before the first is told
+        apart from them, and the whole schedule is assumed, which is the most that it
+        can be. None: this line cannot be run here.
         """
         attack = row.build()
         if row.missing or attack is None:
@@ -133,14 +134,15 @@ class Reproduction:
         if done:
             seconds = [float(str(c.values["seconds"])) for c in done]
             return count - len(done), statistics.median(seconds)
-        one = self._victim(case, 0)
-        started = time.perf_counter()
-        values, _ = attack_victim(one, attack, TRIED)
-        spent = time.perf_counter() - started
-        made = max(1, int(str(values["iterations"])))
         schedule = getattr(attack, "schedule", None)
         most = self.task.iterations or (schedule.iterations if schedule else 1)
-        return count, spent / made * most
+        one = self._victim(case, 0)
+        (few, before), (more, after) = (
+            _timed(one, attack, tried) for tried in (TRIED, 5 * TRIED)
+        )
+        if more == few:
+            return count, after
+        return count, before + max(after - before, 0.0) / (more - few) * most
 
     def _places(self) -> Iterator[tuple[Case, int]]:
         for case in self._cases():
@@ -220,6 +222,13 @@ class Reproduction:
         climbed = [_real(u) for u in units if self._climbed(u)]
         worst = worst_case(climbed)
         return summed_up(row, [u[label] for u in units if label in u], victims, worst)
+
+
+def _timed(one: Victim, attack: Attack, iterations: int) -> tuple[int, float]:
+    """Iterations that were made of so many, and the seconds of all."""
+    started = time.perf_counter()
+    values, _ = attack_victim(one, attack, iterations)
+    return int(str(values["iterations"])), time.perf_counter() - started
 
 
 def _label(attack: Attack) -> str:
