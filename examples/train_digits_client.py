@@ -1,16 +1,16 @@
-"""Train the small CNN on digits that the tests of guided diffusion attack.
+"""Train the small CNN on digits that `privaudit demo --split` attacks.
 
 The data is an .npz of ``images`` (count, 28, 28) and ``labels``; the last 2,000 are
 held out. One thread of a CPU takes a minute or two:
 
     python examples/train_digits_client.py --data mnist_t10k.npz --out out
 
-So was ``tests/models/split_digits.safetensors`` made, from the first 8,000 of the
-10,000 test digits of MNIST; the accuracy that is printed is that of the stored file.
+So was ``privaudit/_samples/digits_client.safetensors`` made, from the first 8,000 of
+the 10,000 test digits of MNIST: 96.15 % of the others right. The accuracy that is
+printed is that of the stored file.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.models.digits_client import MEAN, STD, DigitsCNN
+from privaudit._samples.digits import MEAN, STD, DigitsCNN
 
 
 def load(data: Path, held_out: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -73,7 +72,7 @@ def main() -> None:
     print(f"images: {len(images)} to learn from, {len(rest[0])} held out")
     model = train(images, labels, settings.epochs, settings.batch)
     settings.out.mkdir(parents=True, exist_ok=True)
-    file = settings.out / "split_digits.safetensors"
+    file = settings.out / "digits_client.safetensors"
     save_file({k: v.half().contiguous() for k, v in model.state_dict().items()}, file)
     stored = accuracy(file, *rest)
     print(f"{file.name}: {file.stat().st_size / 1e3:.0f} kB, accuracy {stored:.4f}")

@@ -30,9 +30,10 @@ class Drag(FeatureAttack):
 
     At each of T noise levels, k times: denoise (Tweedie), ask how the features of the
     result differ, turn the noise of the next step against that gradient.
-    Source: Lei 2025, algorithm 1; differs in fewer steps, which a CPU can make, and in
-    what a small prior needs (x̂₀ kept in range inside a step, nothing clamped before
-    the model). The paper's: ``Drag(steps=250, rounds=16)``.
+    Source: Lei 2025, algorithm 1; differs in fewer steps, which a CPU can make, in no
+    pull to grey, and in what a small prior needs (x̂₀ kept in range inside a step,
+    nothing clamped before the model). The paper's: ``Drag(steps=250, rounds=16,
+    l2_weight=0.01)``.
     """
 
     name: ClassVar[str] = "drag"
@@ -58,8 +59,9 @@ class Drag(FeatureAttack):
     """c_max, largest norm of one image's gradient."""
     eta: float = Field(default=1.0, gt=0, le=1)
     """η, of the noise."""
-    l2_weight: float = Field(default=0.01, ge=0)
-    """λ_ℓ2, of the mean square of the image on [-1, 1]."""
+    l2_weight: float = Field(default=0.0, ge=0)
+    """λ_ℓ2, of the mean square of the image on [-1, 1]; the paper's .01 pulls every
+    image to grey."""
     moments: bool = True
     """Adam's moments of the gradients."""
     through: bool = True

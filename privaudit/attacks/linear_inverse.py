@@ -157,7 +157,7 @@ def _refusal(structure: Structure, observation: FeatureObservation) -> str:
     if structure.patches is not None or structure.is_affine or values >= pixels:
         return ""
     return (
-        f"not applicable: features are not affine in the image, and too few ({values} "
+        f"features are not affine in the image, and too few ({values} "
         f"for {pixels} pixel values) to be solved for it"
     )
 

@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leakiest:
-    """The closest reconstruction of one image."""
+    """The closest reconstruction of one image.
+
+    Attributes:
+        attack: Closest by the main metric; where only others leak, by those.
+        value: The highest of the main metric, over all attacks.
+        beyond: That value is beyond its limit.
+        leaks: Some metric that the verdict rests on is beyond its limit.
+    """
 
     position: int
     sample: SampleRecord
     attack: AttackRecord | None
     value: float | None
     beyond: bool
+    leaks: bool
 
 
 def headline_worst(verdict: Verdict) -> Worst | None:
@@ -155,11 +163,32 @@ def _leakiest_of(
     sample = record.samples[position]
     values = list(_values(record, position, metric))
     if not values:
-        return Leakiest(position, sample, _any_picture(record, position), None, False)
+        picture = _any_picture(record, position)
+        return Leakiest(position, sample, picture, None, False, False)
     value, attack = max(values, key=lambda pair: sign * pair[0])
     limit = limit_in_force(record, metric)
     beyond = limit is not None and sign * value > sign * limit
-    return Leakiest(position, sample, attack, value, beyond)
+    others = [] if beyond else _leaking_by_others(record, position, metric)
+    shown = others[0] if others else attack
+    return Leakiest(position, sample, shown, value, beyond, beyond or bool(others))
+
+
+def _leaking_by_others(
+    record: AuditRecord, position: int, metric: str
+) -> list[AttackRecord]:
+    """Attacks beyond the limit of a metric that can fail the gate, closest first."""
+    limits = record.config.policy.limits
+    found = []
+    for other in per_image_metrics(record):
+        limit = limit_in_force(record, other)
+        known = limits.get(other)
+        if other == metric or limit is None or known is None or known.level != "error":
+            continue
+        sign = -1.0 if known.lower_is_leakier else 1.0
+        for value, attack in _values(record, position, other):
+            if sign * value > sign * limit:
+                found.append((sign * (value - limit), attack))
+    return [attack for _, attack in sorted(found, key=lambda f: -f[0])]
 
 
 def _values(

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from privaudit.config import AuditConfig, Client, Knowledge
+from privaudit.report import facts
 from privaudit.report.page import _environment
 from privaudit.result import AuditResult, ImageStore
+from privaudit.verdict import Score
 from tests.report import build, searching
 from tests.report.reading import Page, page_of
 
@@ -319,3 +321,20 @@ def test_labels_optimised_with_the_images_have_a_page(leaking: AuditResult) -> N
     text = page_of(AuditResult(record, ImageStore())).text
     assert "labels optimised with the images" in text
     assert "Optimised by the attacker, together with the images." in text
+
+
+def test_an_image_that_leaks_by_another_metric_is_never_within_the_limit() -> None:
+    """SSIM far below its limit, MS-SSIM beyond its own: the page says so."""
+    case = build.Case(ssim=(0.1, 0.1, 0.1))
+    solver = case.result().record.attacks[0]
+    scores = {**solver.evidence.scores, "ms_ssim": [Score(value=0.9)] * 3}
+    evidence = solver.evidence.model_copy(update={"scores": scores})
+    other = case.result().record.attacks[1:]
+    result = case.result(
+        attacks=[solver.model_copy(update={"evidence": evidence}), *other]
+    )
+    found = facts.leakiest(result.record)
+    assert [(one.beyond, one.leaks) for one in found] == [(False, True)] * 3
+    text = page_of(result).text
+    assert "within the limit" not in text.split("What a score looks like")[0]
+    assert "beyond the limit" in text

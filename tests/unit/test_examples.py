@@ -26,7 +26,7 @@ SAYS = {
 }
 
 
-WITH_DATA = {"train_digits_client", "train_split_clients"}
+WITH_DATA = {"train_digits_client", "train_split_clients", "train_tiny_stylegan"}
 
 
 def test_every_example_is_here() -> None:
@@ -100,4 +100,24 @@ def test_training_the_digits_client(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.stderr
     assert "images: 16 to learn from, 8 held out" in done.stdout
-    assert done.line.startswith("split_digits.safetensors: ")
+    assert done.line.startswith("digits_client.safetensors: ")
+
+
+def test_training_the_small_generator(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (24, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", images=images)
+    stored = []
+    for out, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        done = Command(tmp_path).script(
+            EXAMPLES / "train_tiny_stylegan.py", "--data", tmp_path / "d.npz",
+            "--out", tmp_path / out, "--steps", "3", "--batch", "4",
+            "--held-out", "8", "--seed", seed,
+        )  # fmt: skip
+        assert done.code == 0, done.stderr
+        assert "images: 16 to learn from, 8 held out" in done.stdout
+        assert done.line.startswith("tiny_stylegan.safetensors: ")
+        assert Image.open(tmp_path / out / "samples.png").size == (672, 672)
+        stored.append((tmp_path / out / "tiny_stylegan.safetensors").read_bytes())
+    assert stored[0] == stored[1]
+    assert stored[0] != stored[2]

@@ -103,13 +103,13 @@ def _leak_sentence(record: AuditRecord) -> str:
             "beside it."
         )
     found = facts.leakiest(record)
-    beyond = sum(one.beyond for one in found)
+    beyond = sum(one.leaks for one in found)
     if record.kind == "tokens":
         return _token_sentence(len(found), beyond)
     if not beyond:
         return (
-            "What this model shares in training gives away more about its training "
-            "images than the limits set beforehand allow."
+            f"What {_shared(record)} gives away more about its images than the limits "
+            "set beforehand allow."
         )
     count = (
         "the image audited"

@@ -82,7 +82,7 @@ def _row(record: AuditRecord, pictures: Pictures, one: Leakiest) -> GalleryRow:
         note=one.sample.name,
         figures=_figures(record, pictures, one, scores),
         facts=(*scores, Fact("Attack", label, mono=True)),
-        tone="critical" if one.beyond else "plain",
+        tone="critical" if one.leaks else "plain",
         label=_side(record, one),
     )
 
@@ -91,7 +91,7 @@ def _side(record: AuditRecord, one: Leakiest) -> str:
     limit = facts.limit_in_force(record, facts.main_metric(record))
     if one.value is None or limit is None:
         return ""
-    return "beyond the limit" if one.beyond else "within the limit"
+    return "beyond the limit" if one.leaks else "within the limit"
 
 
 def _figures(
