@@ -69,6 +69,9 @@ def polish_images(
 ) -> list[Reconstruction]:
     """Move the pixels of ``images`` until they fit better; one answer an image.
 
+    An image whose features fit no better afterwards is left as it was: what smoothing
+    moves it to is not what was sent.
+
     Args:
         target: Model and cut.
         observation: What was sent for each image.
@@ -85,8 +88,21 @@ def polish_images(
         how.course(), start, distance=how.distance, together=how.together, form="polish"
     )
     once = budget.model_copy(update={"restarts": 1})
-    return search_features(
+    found = search_features(
         target, observation, plan=plan, budget=once, generator=torch.Generator()
+    )
+    return [_no_worse(after, given[i : i + 1]) for i, after in enumerate(found)]
+
+
+def _no_worse(after: Reconstruction, before: Tensor) -> Reconstruction:
+    search = after.search
+    if search is None or search.loss_final < search.loss_start:
+        return after
+    return replace(
+        after,
+        images=before.float().clamp(0, 1),
+        search=replace(search, loss_final=search.loss_start),
+        notes=(*after.notes, "moved pixels fit no better: left as they were"),
     )
 
 

@@ -196,3 +196,18 @@ def test_a_polish_behind_tokens_reads_their_lengths_too() -> None:
         )
         error.append((pictures(found) - case.images).square().flatten(1).mean(1))
     assert bool((error[0] < 0.8 * error[1]).all()), error
+
+
+def test_an_image_that_would_fit_worse_is_left_as_it_was() -> None:
+    """Much smoothing from the truth itself can only move away from it."""
+    case = feature_case("nchw")
+    how = Polish(steps=20, tv_weight=1e3, tv_weight_end=1e3)
+    found = polish_images(
+        case.target, case.observation, case.images, how=how, budget=Budget()
+    )
+    for one, truth in zip(found, case.images, strict=True):
+        assert one.images is not None
+        assert torch.equal(one.images[0], truth)
+        assert any("left as they were" in note for note in one.notes)
+        assert one.search is not None
+        assert one.search.loss_final == one.search.loss_start
