@@ -27,20 +27,24 @@ IMAGE_SUFFIXES = {
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
-def load_model(spec: str) -> nn.Module:
+def load_model(spec: str, option: str = "--model") -> nn.Module:
     """Call the factory named by ``package.module:factory`` or ``path.py:factory``.
+
+    Args:
+        spec: The name.
+        option: Where it was given, for messages.
 
     Raises:
         ConfigError: The place, the factory or what it returns cannot be used.
     """
     from torch import nn
 
-    model = factory = _named("--model", spec, "a factory")
+    model = factory = _named(option, spec, "a factory")
     if not isinstance(factory, nn.Module):
-        model = _guarded("--model", f"{spec} builds a model without arguments", factory)
+        model = _guarded(option, f"{spec} builds a model without arguments", factory)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            "--model",
+            option,
             expected="a factory that returns an nn.Module",
             got=type(model).__name__,
             hint="Return the module itself.",
@@ -74,9 +78,9 @@ def _named(option: str, spec: str, what: str) -> Any:
             option,
             expected=f"package.module:{kind} or path.py:{kind}",
             got=repr(spec),
-            hint="Name the function that builds the model."
-            if option == "--model"
-            else "Name the function that returns the training loss.",
+            hint="Name the function that returns the training loss."
+            if option == "--training-step"
+            else "Name the function that builds the model.",
         )
     module = _guarded(
         option, f"{place} can be imported", lambda: _import(option, place)

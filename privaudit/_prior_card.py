@@ -14,13 +14,13 @@ class PriorCard(BaseModel):
 
     name: str
     """As users write it: a name, or where it was loaded from."""
-    kind: Literal["pixel diffusion", "latent diffusion"]
+    kind: Literal["pixel diffusion", "latent diffusion", "style generator"]
     channels: int
     """Of the images that it draws."""
     size: tuple[int, int] | None = None
     """Height and width that it learnt at, or was made for; None: not known."""
     parameters: int
-    """Of the noise predictor."""
+    """Of the noise predictor, or of the generator."""
     learnt_from: str
     """Data, in words; says so where it is not known."""
     good_for: str
