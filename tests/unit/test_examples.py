@@ -117,7 +117,8 @@ def test_training_the_small_generator(tmp_path: Path) -> None:
         assert done.code == 0, done.stderr
         assert "images: 16 to learn from, 8 held out" in done.stdout
         assert done.line.startswith("tiny_stylegan.safetensors: ")
-        assert Image.open(tmp_path / out / "samples.png").size == (672, 672)
+        with Image.open(tmp_path / out / "samples.png") as sheet:
+            assert sheet.size == (672, 672)
         stored.append((tmp_path / out / "tiny_stylegan.safetensors").read_bytes())
     assert stored[0] == stored[1]
     assert stored[0] != stored[2]
