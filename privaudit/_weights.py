@@ -39,6 +39,7 @@ class Weights:
         url: Where the publisher has the first of them.
         sha256: Of the first of them; empty where no digest is published.
         repos: Repositories of the Hugging Face hub that hold the same weights.
+        hub_files: What the file is called there.
     """
 
     what: str
@@ -46,6 +47,7 @@ class Weights:
     url: str
     sha256: str = ""
     repos: tuple[str, ...] = ()
+    hub_files: tuple[str, ...] = _HUB_FILES
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _places(weights: Weights, folder: str | None) -> Iterator[Path]:
     yield _torch_cache() / weights.names[0]
     for repo in weights.repos:
         snapshots = _hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots"
-        for file in _HUB_FILES:
+        for file in weights.hub_files:
             yield from sorted(snapshots.glob(f"*/{file}"))
 
 
