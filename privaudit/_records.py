@@ -25,6 +25,8 @@ from privaudit.verdict import (
 
 SCHEMA_VERSION = "1"
 RESULT_FILE = "result.json"
+MISFIT_DB = 3.0
+"""A prior that denoises images so much worse than its own kind does not know them."""
 
 Redaction = Literal["none", "originals", "all"]
 
@@ -130,6 +132,20 @@ class PriorRecord(Record):
     """Name of such a drawing in the image store; None: it was not made."""
     unguided_ssim: float | None = None
     """Its SSIM with the first image: what a reconstruction has to beat."""
+    fit_db: float | None = None
+    """PSNR of the private images denoised by it at step 300; None: not measured."""
+
+    @property
+    def own_db(self) -> float | None:
+        """The same of images of its own kind; None: its card does not say."""
+        return self.card.denoising_db.get("300")
+
+    @property
+    def misfit_db(self) -> float:
+        """How much worse it knows the private images than its own; 0: no worse."""
+        if self.fit_db is None or self.own_db is None:
+            return 0.0
+        return max(self.own_db - self.fit_db, 0.0)
 
 
 class AttackRecord(Record):
@@ -355,6 +371,11 @@ def gather_evidence(
         noise_floor=preflight and preflight.noise_floor,
         skipped_inputs=skipped,
         attacks=[a.evidence for a in attacks],
+        misfits={
+            a.evidence.label: round(a.prior.misfit_db, 1)
+            for a in attacks
+            if a.prior is not None and a.prior.misfit_db > MISFIT_DB
+        },
         positive_control=control
         and ControlEvidence(passed=control.passed, detail=control.detail),
         unrelated=unrelated,

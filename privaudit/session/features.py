@@ -48,6 +48,7 @@ from privaudit.session.feature_controls import feature_control
 from privaudit.session.feature_cut import OpenedCut, opened_cut
 from privaudit.session.feature_runner import Request, feature_error, run_features
 from privaudit.session.feature_threat import feature_threat_model
+from privaudit.session.prior_fit import with_fit
 from privaudit.types import Batch, FeatureObservation, FeatureTarget
 from privaudit.verdict import judge
 
@@ -97,8 +98,11 @@ class FeatureSession:
         records = [
             attack_record(r, requests, pictures, seed=self.config.seed) for r in runs
         ]
-        if not self.truth_known:
-            records = [_unscored(r) for r in records]
+        records = (
+            with_fit(records, target, self.sample.images, self.config.seed)
+            if self.truth_known
+            else [_unscored(r) for r in records]
+        )
         ran = {r.attack.name: r.all_exact for r in runs}
         records += FEATURES.not_run(attacks, ran)
         control = None if clock.cancelled else self._control(target, runs)

@@ -209,3 +209,14 @@ def too_few_images(samples: int) -> Cause:
         f"{MIN_IMAGES_FOR_RE_IDENTIFICATION} images (here {samples})",
         remedy="Audit more images for a verdict on re-identification.",
     )
+
+
+def prior_misfit(attack: str, worse_db: float) -> Cause:
+    """An attack drew from a prior that does not know such images."""
+    return Cause(
+        code="prior-misfit",
+        text=f"the prior of {attack} knows other images: it takes noise off these "
+        f"{worse_db:.1f} dB worse than off its own",
+        remedy="An attacker with images like yours has a better prior: train one with "
+        "`privaudit prior train`, and hand it over.",
+    )

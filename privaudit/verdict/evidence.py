@@ -106,5 +106,8 @@ class Evidence(BaseModel):
     partial: Partial | None = None
     """Where Ctrl-C ended the audit; None: it ran to its end."""
     attacks: list[AttackEvidence] = Field(default_factory=list)
+    misfits: dict[str, float] = Field(default_factory=dict)
+    """Attacks whose prior knows other images: by how many dB it denoises these worse
+    than its own."""
     positive_control: ControlEvidence | None = None
     unrelated: list[UnrelatedPairs] = Field(default_factory=list)

@@ -59,6 +59,7 @@ def judge(evidence: Evidence, policy: Policy) -> Verdict:
     warnings = [say.warned(w) for w, level in counted if level == "warn" and w.leaks]
     warnings += _limit_warnings(evidence, policy)
     warnings += _control_warnings(evidence, policy)
+    warnings += [say.prior_misfit(a, db) for a, db in evidence.misfits.items()]
     found, causes, strength = _word(evidence, policy, leaks)
     code = _EXIT[found]
     top = _headline_worst(leaks, worst)

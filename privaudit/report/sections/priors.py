@@ -15,7 +15,7 @@ from privaudit.report.blocks import (
 )
 from privaudit.report.maker import section
 from privaudit.report.pictures import Pictures
-from privaudit.result import AttackRecord, AuditRecord, PriorCard, PriorRecord
+from privaudit.result import AttackRecord, AuditRecord, PriorRecord
 
 CLOSE = 0.05
 """A reconstruction whose SSIM is no further above that of the control shows nothing."""
@@ -45,7 +45,7 @@ def _of_attack(
 ) -> list[Block]:
     blocks: list[Block] = [
         Heading(attack.title, attack.evidence.label),
-        KeyValues(_card(prior.card)),
+        KeyValues(_card(prior)),
     ]
     if prior.unguided is None:
         return blocks
@@ -65,7 +65,8 @@ def _of_attack(
     return blocks
 
 
-def _card(card: PriorCard) -> tuple[Fact, ...]:
+def _card(prior: PriorRecord) -> tuple[Fact, ...]:
+    card = prior.card
     size = f" of {card.size[0]}×{card.size[1]} pixels" if card.size else ""
     images = f"{card.channels} channel(s){size}"
     learnt = f"{card.images:,} images" if card.images is not None else ""
@@ -84,6 +85,9 @@ def _card(card: PriorCard) -> tuple[Fact, ...]:
                 "" if card.loss is None else f"loss {card.loss:.3f} on held-out images",
             )
         )
+    if prior.fit_db is not None:
+        own = "" if prior.own_db is None else f"{prior.own_db:.1f} dB on its own kind"
+        rows.append(Fact("Knows these images", f"{prior.fit_db:.1f} dB", own))
     return tuple(rows)
 
 
