@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from privaudit._pixels import Normalisation
 from privaudit._weights import Found, Weights, locate, read_state, shown
 from privaudit.adapters import facts_of
+from privaudit.adapters.base import IMAGENET, OPENAI_CLIP, layer_points
 from privaudit.errors import ConfigError, MissingDependencyError
 
 SIDE = 224
@@ -42,6 +43,13 @@ WEIGHTS = {
     ),
 }  # fmt: skip
 """As open_clip and transformers name the tensors."""
+CUTS = {
+    "CLIP-ViT-B/16": layer_points("ln_pre", "transformer.resblocks.{}", 12),
+    "CLIP-RN50": {"block 1": "avgpool"} | {f"block {n + 1}": f"layer{n}"
+                                           for n in range(1, 5)},
+    "DINOv2-Base": layer_points("embeddings", "encoder.layer.{}", 12),
+}  # fmt: skip
+"""What adapters say of these models, for messages before the weights are there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +100,18 @@ def command(name: str) -> str:
     return (
         f"curl -L {weights.url} -o FOLDER/{weights.names[0]}; export "
         "PRIVAUDIT_WEIGHTS=FOLDER"
+    )
+
+
+def training(name: str, split: str, file: str) -> str:
+    """What trains an inverse network of a client and saves it as ``file``."""
+    mean, std = IMAGENET if name == "DINOv2-Base" else OPENAI_CLIP
+    factory = name.lower().replace("/", "-").replace("-", "_")
+    return (
+        "privaudit inverse-network train --model privaudit.study.drag_clients:"
+        f"{factory} --split {CUTS[name][split.lower()]} --size {SIDE} --image-mode RGB "
+        f"--mean {','.join(map(str, mean))} --std {','.join(map(str, std))} "
+        f"--public FOLDER --out {file}"
     )
 
 

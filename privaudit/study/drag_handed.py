@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from privaudit._provenance import model_digest
 from privaudit.attacks import _inverse_file
 from privaudit.errors import ConfigError, PrivauditError
+from privaudit.study.drag_clients import training
 from privaudit.study.drag_paper import PaperRow, slug
 from privaudit.study.drag_unit import Place
 from privaudit.study.keys import sha256, stable_json
@@ -127,11 +128,8 @@ class Handed:
                 "--inverse-networks",
                 expected=f"a folder with {name}",
                 got="none" if file is None else f"no {name} in {folder}",
-                hint="Train it on public images: privaudit inverse-network train "
-                "--model privaudit.study.drag_clients:"
-                f"{slug(row.model).replace('-', '_')} --size 224 --image-mode RGB "
-                f"--split … --public FOLDER --out {name} (the names of splits are in "
-                "docs/how-to/reproduce-a-paper.md)",
+                hint="Train it on public images: "
+                + training(row.model, row.split, name),
             )
         if place is None:
             return Prior(file, "")

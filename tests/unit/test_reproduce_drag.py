@@ -426,6 +426,25 @@ def test_clients_are_cut_where_the_paper_cuts_them() -> None:
 
 
 @pytest.mark.slow
+def test_the_published_models_have_the_cuts_that_messages_name() -> None:
+    with torch.random.fork_rng():
+        built = {
+            "CLIP-ViT-B/16": drag_clients._clip("ViT-B-16-quickgelu"),
+            "CLIP-RN50": drag_clients._clip("RN50-quickgelu"),
+            "DINOv2-Base": drag_clients._dinov2(),
+        }
+    for name, module in built.items():
+        found = drag_clients.as_client(module, name)
+        wanted = {k.capitalize(): v for k, v in drag_clients.CUTS[name].items()}
+        assert found.points == wanted
+        mean = ",".join(map(str, found.normalisation.mean or ()))
+        command = drag_clients.training(name, next(iter(wanted)), "x.safetensors")
+        assert f"--mean {mean} --std" in command
+        factory = getattr(drag_clients, command.split(":")[1].split()[0])
+        assert callable(factory)
+
+
+@pytest.mark.slow
 def test_killed_again_and_again_it_ends_as_if_it_never_was(
     images: Path, tmp_path: Path
 ) -> None:
