@@ -1,15 +1,15 @@
 """Train the small StyleGAN on digits that the tests of the attack ``glass`` use.
 
 The data is an .npz of ``images`` (count, 28, 28); the last 2,000 are held out. One
-thread of a CPU takes some minutes:
+thread of a CPU takes about ten minutes:
 
     python examples/train_tiny_stylegan.py --data mnist_t10k.npz --out out
 
 So was ``tests/models/tiny_stylegan.safetensors`` made, from the first 8,000 of the
 10,000 test digits of MNIST. Beside it lies a sheet of samples: look at it. The network
 is that of a StyleGAN; it is trained as the decoder of a variational autoencoder (Kingma
-2014; noise level by Rybkin 2021), which is short and knows every digit, where training
-against a critic needs hours for both. The encoder is not kept.
+2014; noise level by Rybkin 2021), whose encoder is not kept. Against a critic it lost
+half of the ten digits in the same time.
 """
 
 import argparse
