@@ -133,7 +133,7 @@ def as_client(module: nn.Module, name: str) -> ClientModel:
     return ClientModel(module, Normalisation(facts.mean, facts.std), points)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=3)
 def _loaded(name: str, file: Found) -> nn.Module:
     """Built on random weights, every one of which is then replaced."""
     makers: dict[str, Callable[[], nn.Module]] = {
