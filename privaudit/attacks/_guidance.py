@@ -143,6 +143,7 @@ class _Guided:
     shape: tuple[int, int, int]
     noise: Noise
     budget: Budget
+    start: Tensor | None = None
     done: int = 0
     since_gain: int = 0
     curve: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -197,12 +198,15 @@ class _Guided:
             finite = images.flatten(1).isfinite().all(1)
             images = images.nan_to_num(0.5)
             finals = self.loss.matching(images)
+            grey = self.loss.matching(torch.full_like(images, 0.5))
+            if self.start is not None:
+                images, finals = self._no_worse(images, finals)
         values = torch.where(finite, finals, finals.new_full((), float("inf"))).tolist()
         return [
             Row(
                 images[i : i + 1].float().clone(),
                 values[i],
-                float(self.curve[0][1][i]) if self.curve else float("nan"),
+                float(grey[i]),
                 float(finals[i]),
                 self.done,
                 end if math.isfinite(values[i]) else "numerical",
@@ -212,8 +216,16 @@ class _Guided:
             for i in range(count)
         ]
 
+    def _no_worse(self, images: Tensor, finals: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the start fits better than the end, a weak prior only did harm."""
+        start = torch.as_tensor(self.start).to(images)
+        before = self.loss.matching(start)
+        kept = (before < finals)[:, None, None, None]
+        return torch.where(kept, start, images), torch.minimum(before, finals)
+
     def _first(self, step: Step, start: Tensor | None) -> Tensor:
         noise = self.noise.draw(self.latent, self.loss.observed)
+        self.start = start
         if start is None:
             return noise
         with torch.no_grad():

@@ -49,7 +49,8 @@ class DragPp(FeatureAttack):
     @classmethod
     def tiny(cls) -> DragPp:
         """A small network and a few steps."""
-        return cls(drag=Drag.tiny(), inverse_network=InverseNetwork.tiny())
+        network = InverseNetwork.tiny().model_copy(update={"iterations": 20})
+        return cls(drag=Drag.tiny(), inverse_network=network)
 
     def run(
         self,

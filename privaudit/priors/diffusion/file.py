@@ -57,9 +57,11 @@ def load(path: Path) -> tuple[UNet, NetworkFacts]:
             got="a safetensors file of something else, or of another version",
             hint="Train one with `privaudit prior train`.",
         ) from error  # fmt: skip
-    network = UNet(facts.card.channels, facts.widths, facts.time_width)
+    with torch.device("meta"):  # nothing is drawn that the file then replaces
+        network = UNet(facts.card.channels, facts.widths, facts.time_width)
+    state = {n: t.float() for n, t in tensors.items()}
     try:
-        network.load_state_dict({n: t.float() for n, t in tensors.items()})
+        network.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ConfigError(
             str(path), expected="the weights that its card describes",

@@ -84,7 +84,8 @@ class PriorTrainer:
         own = self.settings
         network = self.start
         if network is None:
-            network = UNet(channels, own.widths, own.time_width)
+            with torch.random.fork_rng(devices=[]):
+                network = UNet(channels, own.widths, own.time_width)
             _draw_weights(network, self.generator)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         self.network.train().requires_grad_(True)
