@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from privaudit._provenance import model_digest
 from privaudit.attacks import _inverse_file
@@ -16,9 +16,7 @@ from privaudit.study.drag_unit import Place
 from privaudit.study.keys import sha256, stable_json
 from privaudit.types import FeatureTarget
 
-if TYPE_CHECKING:
-    from torch import nn
-
+Precision = Literal["float32", "float16", "bfloat16"]
 STABLE_DIFFUSION = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 FACES = "ffhq"
 """A folder of this name holds the paper's faces, for which GLASS has a generator."""
@@ -54,7 +52,7 @@ class Handed:
 
     source: str = STABLE_DIFFUSION
     bedroom: str | None = None
-    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     gan: str | None = None
     gan_faces: str | None = None
     inverse_networks: Path | None = None
@@ -116,8 +114,7 @@ class Handed:
                 hint="Write a factory (docs/how-to/diffusion-priors.md), then "
                 "--gan path.py:factory",
             )
-        module = _built(spec)
-        return Prior(module, model_digest(module))
+        return _built(spec)
 
     def _inverse(self, row: PaperRow, place: Place | None) -> Prior:
         name = f"{slug(row.model)}.{slug(row.split)}.safetensors"
@@ -143,22 +140,30 @@ class Handed:
         return known
 
 
-@lru_cache
-def diffusion(
-    source: str, precision: Literal["float32", "float16", "bfloat16"]
-) -> Prior:
-    """A diffusion prior, checked but not yet loaded.
+def diffusion(source: str, precision: Precision) -> Prior:
+    """A diffusion prior, checked once, but not yet loaded.
 
     Raises:
         ConfigError: It is not there; with the command that fetches it.
         MissingDependencyError: diffusers is not installed.
     """
+    found = _diffusion(source, precision)
+    if isinstance(found, PrivauditError):
+        raise found
+    return found
+
+
+@lru_cache
+def _diffusion(source: str, precision: Precision) -> Prior | PrivauditError:
     from privaudit.priors.diffusion import Diffusers
     from privaudit.priors.diffusion._hub import folder_of
 
     prior = Diffusers(source=source, precision=precision)
-    prior.check()
-    return Prior(prior, folder_digest(folder_of(source), precision))
+    try:
+        prior.check()
+        return Prior(prior, folder_digest(folder_of(source), precision))
+    except PrivauditError as error:
+        return error
 
 
 def folder_digest(folder: Path, salt: str = "") -> str:
@@ -180,7 +185,8 @@ def folder_digest(folder: Path, salt: str = "") -> str:
 
 
 @lru_cache
-def _built(spec: str) -> nn.Module:
+def _built(spec: str) -> Prior:
     from privaudit._loading import load_model
 
-    return load_model(spec, "--gan")
+    module = load_model(spec, "--gan")
+    return Prior(module, model_digest(module))
