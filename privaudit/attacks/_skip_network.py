@@ -20,7 +20,7 @@ _SMALLEST = 4
 """A map with a shorter side than this is not halved."""
 
 _LARGE = 64
-"""From this side on, :func:`halving` and :func:`doubling` cost half and less."""
+"""From this side on, :func:`halving` and :func:`doubling` are worth it (1.25 times)."""
 
 Jitter = Sequence[tuple[float, float]]
 """(progress, standard deviation): until when how much noise is added to the input."""
