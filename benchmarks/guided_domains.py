@@ -2,8 +2,8 @@
 
     python benchmarks/guided_domains.py --data FOLDER --out FOLDER
 
-The client for digits sends digits, textures and microscopy of scikit-image; ``drag`` has
-the prior of digits, the inverse network learnt from digits, ``rmle`` has nothing. One
+The client for digits sends digits, textures and microscopy of scikit-image. ``drag``
+has the prior of digits, the inverse network learnt from digits, ``rmle`` nothing. One
 line of JSON per cell, and how well the prior takes noise off the images (``fit_db``).
 """
 

@@ -12,7 +12,7 @@ from privaudit._flags import Device, Seed
 from privaudit._terminal import progress, say
 
 if TYPE_CHECKING:
-    from privaudit.priors.diffusion.training import PriorTrainer
+    from privaudit.priors.diffusion._training import PriorTrainer
 
 app = typer.Typer(
     help="Train and describe diffusion priors: what images look like.",
@@ -77,7 +77,7 @@ def train(
 
     from privaudit._prior_images import stack
     from privaudit.priors.diffusion import file
-    from privaudit.priors.diffusion.training import PriorTrainer, PriorTraining
+    from privaudit.priors.diffusion._training import PriorTrainer, PriorTraining
 
     if out.suffix != ".safetensors":
         raise read.bad("--out", "a file that ends in .safetensors", str(out))

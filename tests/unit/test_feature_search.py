@@ -13,7 +13,7 @@ from torch import Tensor
 from privaudit._progress import Tick, watched_by
 from privaudit.attacks import FeatureAttack, InverseNetwork, Lm, Rmle
 from privaudit.attacks._descend import Course
-from privaudit.attacks._feature_search import FeaturePlan, search_features
+from privaudit.attacks._feature_search import by_descent, search_features
 from privaudit.attacks._guesses import BoxedPixels
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
@@ -253,7 +253,7 @@ def test_schedules_follow_the_time_where_it_is_short() -> None:
     course = Watched(
         learning_rate=0.05, iterations=10**6, smooth=1.0, smooth_end=0.01, seams=0.0
     )
-    plan = FeaturePlan(course, lambda *_: BoxedPixels(torch.rand(1, *SHAPE)))
+    plan = by_descent(course, lambda *_: BoxedPixels(torch.rand(1, *SHAPE)))
     search_features(
         case.target, case.observation, plan=plan, budget=Budget(seconds=0.5),
         generator=torch.Generator(),

@@ -16,8 +16,8 @@ from privaudit._prior_images import stack
 from privaudit.errors import ConfigError
 from privaudit.priors.diffusion import DIFFUSION_PRIORS, Trained, found, loaded
 from privaudit.priors.diffusion import file as prior_file
+from privaudit.priors.diffusion._training import PriorTrainer, PriorTraining
 from privaudit.priors.diffusion.schedule import add_noise, cosine_alphas, split
-from privaudit.priors.diffusion.training import PriorTrainer, PriorTraining
 from privaudit.priors.diffusion.unet import UNet
 from tests.unit.command import Command
 
