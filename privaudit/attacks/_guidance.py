@@ -198,15 +198,19 @@ class _Guided:
             finite = images.flatten(1).isfinite().all(1)
             images = images.nan_to_num(0.5)
             finals = self.loss.matching(images)
-            grey = self.loss.matching(torch.full_like(images, 0.5))
+            first = (
+                self.curve[0][1] if self.curve else torch.full_like(finals, math.nan)
+            )
             if self.start is not None:
+                # What such a run had before it is the start, which it may return.
+                first = self.loss.matching(torch.full_like(images, 0.5))
                 images, finals = self._no_worse(images, finals)
         values = torch.where(finite, finals, finals.new_full((), float("inf"))).tolist()
         return [
             Row(
                 images[i : i + 1].float().clone(),
                 values[i],
-                float(grey[i]),
+                float(first[i]),
                 float(finals[i]),
                 self.done,
                 end if math.isfinite(values[i]) else "numerical",

@@ -234,6 +234,8 @@ def test_a_fetch_that_fails_says_why(
     for name in ("PRIVAUDIT_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PRIVAUDIT_DOWNLOAD", "1")
+    # The library reads its flag once, when it is first imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ConfigError, match=r"fetching it failed: .*a network: `hf"):
         load(HUB_ID)
     assert connections != []

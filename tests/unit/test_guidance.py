@@ -347,13 +347,19 @@ def test_restarts_differ() -> None:
 
 
 def test_a_start_is_kept_as_far_as_strength_says() -> None:
-    truth = some_truth(4)
-    loss = toy(truth)
+    start = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(5))
+    loss = toy(some_truth(4))
     near = replace(HOW, strength=0.06, weight=0.0, rounds=1)
     far = replace(near, strength=1.0)
-    kept = (drawn(loss, near, start=truth) - (truth * 2 - 1)).square().mean()
-    lost = (drawn(loss, far, start=truth) - (truth * 2 - 1)).square().mean()
+    kept = (drawn(loss, near, start=start) - (start * 2 - 1)).square().mean()
+    lost = (drawn(loss, far, start=start) - (start * 2 - 1)).square().mean()
     assert float(kept) < 0.1 * float(lost)
+
+
+def test_a_start_that_fits_better_than_the_end_is_the_answer() -> None:
+    truth = some_truth(4)
+    how = replace(HOW, weight=0.0, rounds=1)
+    assert torch.equal(drawn(toy(truth), how, start=truth), truth * 2 - 1)
 
 
 @pytest.mark.parametrize(

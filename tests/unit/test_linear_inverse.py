@@ -186,7 +186,7 @@ def test_deep_cuts_with_few_features_are_not_applicable() -> None:
     found, _ = invert(model, "3", FeatureLayout("nchw", 0, (2, 2)))
     for one in found:
         assert (one.state, one.images, one.search) == ("skipped", None, None)
-        assert "not applicable" in one.reason
+        assert "features are not affine" in one.reason
         assert "128 for 3072" in one.reason
         assert not any(f.applied for f in one.forms)
 
