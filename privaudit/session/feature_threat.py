@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from privaudit.result import SplitRecord, ThreatModel
+from privaudit.result import PriorCard, SplitRecord, ThreatModel
 
 
 def feature_threat_model(
-    split: SplitRecord, *, public: Tensor | None, priors: Sequence[str]
+    split: SplitRecord,
+    *,
+    public: Tensor | None,
+    priors: Sequence[str],
+    cards: Sequence[PriorCard] = (),
 ) -> ThreatModel:
     """The threat model that every number of a split audit holds for.
 
@@ -18,12 +22,18 @@ def feature_threat_model(
         split: Where the model was cut.
         public: Images of the attacker's own; None: it has none.
         priors: Names of what else it was handed.
+        cards: Of the generative priors that its attacks drew from.
     """
     shape = " × ".join(map(str, split.shape))
     knows = ["both halves of the model and their weights", "mean and std of the images"]
     if public is not None:
         knows.append(f"{len(public)} images of its own of the same kind")
-    knows += [f"a prior: {name}" for name in priors]
+    drawn = ("diffusion", "gan") if cards else ()
+    knows += [f"a prior: {name}" for name in priors if name not in drawn]
+    knows += [
+        f"what other images look like: the prior {name}, learnt from {source}"
+        for name, source in dict.fromkeys((c.name, c.learnt_from) for c in cards)
+    ]
     return ThreatModel(
         exposure=f"features at {split.name} of split inference",
         attacker="honest-but-curious server of a split model",

@@ -122,7 +122,10 @@ class FeatureSession:
             metrics_off=metrics_off(),
             config=self.config,
             threat_model=feature_threat_model(
-                self.split, public=self.public, priors=list(self.priors)
+                self.split,
+                public=self.public,
+                priors=list(self.priors),
+                cards=[r.prior.card for r in records if r.prior is not None],
             ),
             inventory=self.inventory,
             preflight=check,

@@ -41,6 +41,8 @@ def audited(images: Tensor) -> tuple[float | None, list[str]]:
         attacks=[Drag(steps=4, rounds=1)], budget=Budget(seconds=60),
     )  # fmt: skip
     result = auditor.audit(images)
+    knows = " ".join(result.record.threat_model.knows)
+    assert "the prior digits, learnt from" in knows
     prior = result.record.attacks[0].prior
     assert prior is not None
     return prior.fit_db, [w.code for w in result.verdict.warnings]
