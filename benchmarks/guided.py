@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--client", choices=sorted(CUTS), required=True)
     parser.add_argument("--cut", action="append")
     parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--rmle", type=int, default=20_000, help="iterations of rmle")
     parser.add_argument("--lm", type=int, default=2000, help="iterations of lm")
     parser.add_argument("--public", type=int, default=1500, help="training steps")
     options = parser.parse_args()
@@ -195,7 +196,7 @@ def _run(cell: Cell, options: argparse.Namespace) -> None:
 
     both("drag", drag)
     clock = found["drag"].seconds
-    both("rmle", Rmle())
+    both("rmle", Rmle(iterations=options.rmle))
     both("rmle-equal-time", Rmle(), clock)
     both("lm", Lm(iterations=options.lm))
     both("lm-equal-time", Lm(), clock)
