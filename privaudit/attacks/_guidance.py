@@ -163,7 +163,8 @@ class _Guided:
             self.prior.alphas, self.how.steps,
             strength=self.how.strength, eta=self.how.eta,
         )  # fmt: skip
-        rounds, end = self.how.rounds, "iterations"
+        rounds = self.how.rounds
+        end: End = "iterations"
         allowed = (self.budget.iterations or len(plan) * rounds) // rounds
         if allowed < len(plan):
             plan, end = _thinned(plan, max(allowed, 1), self.how.eta), "budget"
@@ -186,7 +187,7 @@ class _Guided:
         except KeyboardInterrupt:
             return "interrupted"
         self.clean = z
-        return end  # type: ignore[return-value]
+        return end
 
     def rows(self, end: End) -> list[Row]:
         """What was found: x̂₀ at the end of the run."""

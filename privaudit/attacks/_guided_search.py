@@ -14,6 +14,7 @@ from privaudit.attacks._feature_search import (
     search_features,
 )
 from privaudit.attacks._guidance import Guidance, guide, unguided
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.priors.diffusion import DIFFUSION_PRIORS, DiffusionModel, loaded
 from privaudit.priors.diffusion.find import AUTO, for_channels
@@ -81,9 +82,11 @@ def guided_search(
     found = search_features(
         target, observation, plan=plan, budget=budget, generator=generator
     )
+    found = [replace(one, prior=how.prior.card) for one in found]
+    if any(one.reason == INTERRUPTED for one in found):
+        return found  # Ctrl-C: nothing more is drawn
     alone = unguided(how.prior, how.guidance.steps, shape, observation.features, seed)
-    first = replace(found[0], prior=how.prior.card, unguided=alone)
-    return [first, *(replace(one, prior=how.prior.card) for one in found[1:])]
+    return [replace(found[0], unguided=alone), *found[1:]]
 
 
 def prior_for(

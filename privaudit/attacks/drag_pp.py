@@ -10,6 +10,7 @@ from pydantic import Field
 from privaudit.attacks._feature_base import FeatureAttack
 from privaudit.attacks._guided_search import PRIOR, skipped
 from privaudit.attacks._polish import SHARE
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.attacks.drag import Drag
 from privaudit.attacks.inverse_network import InverseNetwork
 from privaudit.config import Budget
@@ -69,6 +70,8 @@ class DragPp(FeatureAttack):
         begun = self.inverse_network.run(
             target, observation, budget=own, generator=generator
         )
+        if any(one.reason == INTERRUPTED for one in begun):
+            return begun
         images = [one.images for one in begun if one.images is not None]
         if len(images) < len(begun):
             return skipped(observation, f"nothing to start from: {begun[0].reason}")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from privaudit._pixels import Normalisation
-from privaudit.attacks import Drag, DragPp
+from privaudit.attacks import Drag, DragPp, InverseNetwork
 from privaudit.attacks._directed_noise import (
     Moments,
     Noise,
@@ -23,6 +23,7 @@ from privaudit.attacks._directed_noise import (
 )
 from privaudit.attacks._feature_loss import FeatureLoss
 from privaudit.attacks._guidance import Guidance, _thinned, guide
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import MeanSquaredError
 from privaudit.exposure import Cut, FeatureExposure
@@ -36,7 +37,12 @@ from privaudit.priors.diffusion.schedule import (
     split,
     steps_of,
 )
-from privaudit.types import FeatureLayout, FeatureObservation, FeatureTarget
+from privaudit.types import (
+    FeatureLayout,
+    FeatureObservation,
+    FeatureTarget,
+    Reconstruction,
+)
 
 SHAPE = (1, 16, 16)
 SEEN = 64
@@ -464,3 +470,18 @@ def test_its_prior_is_named() -> None:
     assert any("a formula" in note for note in found[0].notes)
     assert found[0].search is not None
     assert len(found[0].search.pictures) == 4
+
+
+def test_ctrl_c_while_its_network_learns_ends_drag_pp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It keeps what the network draws by then, and begins no second search."""
+    stopped = [Reconstruction(torch.full((1, *SHAPE), 0.5), "stopped", INTERRUPTED)]
+    monkeypatch.setattr(InverseNetwork, "run", lambda *_, **__: stopped)
+    loss = toy(some_truth(1))
+    target = replace(loss.target, priors={"diffusion": gaussian()})
+    found = DragPp().run(
+        target, FeatureObservation(loss.observed, SHAPE), budget=Budget(),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert found == stopped
