@@ -53,7 +53,7 @@ def preflight(
         )
     batch, step = client.batch, client.step
     truth = relative_error(
-        exposure.gradient(model, batch, tape=step.tape), step.observation.gradients
+        exposure.gradient(model, batch, tape=step.tape), step.clean.gradients
     )
     second, found = _second_derivative(model, exposure, client)
     if truth > above_noise(TRUTH_TOLERANCE, client.noise_floor):
@@ -87,7 +87,7 @@ def _second_derivative(
     model: nn.Module, exposure: GradientExposure, client: Client
 ) -> tuple[str, list[Finding]]:
     """One gradient of the gradient with respect to one image."""
-    observed = client.step.observation.gradients
+    observed = client.step.clean.gradients
     live = [n for n, g in observed.items() if bool(g.any())]
     if not live:
         return "not probed: the gradient is zero", []

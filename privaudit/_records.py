@@ -167,7 +167,9 @@ class AttackRecord(Record):
     loss_final: float | None = None
     loss_truth: float | None = None
     defense: str | None = None
+    """What it was up against, stated or found; None: nothing."""
     countermeasures: list[str] = Field(default_factory=list)
+    """What was done about it, in order; empty: the naive attack."""
     outcomes: list[SampleOutcome] = Field(default_factory=list)
     """One per image, in sample order."""
     optimised: int | None = None

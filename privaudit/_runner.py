@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -51,6 +51,22 @@ STATES: tuple[AttackState, ...] = (
 AnyAttack = TypeVar("AnyAttack", Attack, FeatureAttack)
 
 
+@dataclass(frozen=True)
+class Stance:
+    """How an attacker stands to a defense.
+
+    Attributes:
+        defense: What was sent went through it, stated or found; None: nothing.
+        countermeasures: What the attacker does about it, in order.
+    """
+
+    defense: str | None = None
+    countermeasures: tuple[str, ...] = ()
+
+
+NAIVE = Stance()
+
+
 @dataclass(frozen=True, eq=False)
 class Run(Generic[AnyAttack]):
     """One attack on every client, or on every request of a split model.
@@ -59,11 +75,18 @@ class Run(Generic[AnyAttack]):
         attack: The attack.
         outcomes: One reconstruction per client, in order.
         seconds: Wall clock.
+        stance: What it knew of a defense.
     """
 
     attack: AnyAttack
     outcomes: Sequence[Reconstruction]
     seconds: float
+    stance: Stance = NAIVE
+
+    @property
+    def label(self) -> str:
+        """The attack, and what it did about a defense: ``drag+reorder_tokens``."""
+        return "+".join([self.attack.name, *self.stance.countermeasures])
 
     @property
     def state(self) -> AttackState:
@@ -83,6 +106,8 @@ class Run(Generic[AnyAttack]):
 
 
 AnyRun = Run[Attack] | Run[FeatureAttack]
+Look = Callable[[Target, Client], tuple[Target, Client]]
+"""What an attacker's countermeasures make of one client."""
 
 
 def run(
@@ -93,15 +118,18 @@ def run(
     labels_known: bool,
     clock: Clock,
     seed: int,
+    look: Look | None = None,
 ) -> Run[Attack]:
     """Attack every client; one that breaks does not stop the others.
 
     Where the attack can, clients go through it together, as many as memory allows.
+    With countermeasures (``look``) they go one at a time.
     """
     started, spent = time.monotonic(), clock.spent
     outcomes: list[Reconstruction] = []
     broke: tuple[str, ...] = ()
-    size = _together(attack, target, len(clients)) if clock.kept is None else 1
+    alone = clock.kept is not None or look is not None
+    size = 1 if alone else _together(attack, target, len(clients))
     while len(outcomes) < len(clients):
         number = len(outcomes)
         known = clock.recall(attack, number)
@@ -120,8 +148,9 @@ def run(
             try:
                 held = [c.held() for c in group]
                 found = _some(
-                    attack, target, held, labels_known, share=share, seed=seed + number
-                )
+                    attack, target, held, labels_known, share=share, seed=seed + number,
+                    look=look,
+                )  # fmt: skip
             except _BrokeTogetherError as error:
                 found, broke = None, (f"clients together broke: {error}",)
             except KeyboardInterrupt:
@@ -161,11 +190,12 @@ def _some(
     *,
     share: Budget | None,
     seed: int,
+    look: Look | None,
 ) -> list[Reconstruction] | None:
     """The outcomes of some clients; None where they must go one at a time."""
     if len(clients) == 1 or share is None:
         return [
-            _one(attack, target, c, labels_known, share=share, seed=seed + i)
+            _one(attack, target, c, labels_known, share=share, seed=seed + i, look=look)
             for i, c in enumerate(clients)
         ]
     if attack.diagnostic and not all(c.masks_known for c in clients):
@@ -199,7 +229,7 @@ def _aimed(
         client.step.tape if attack.diagnostic else None,
         target.knowledge.joint,
     )
-    return Target(target.model, target.exposure, known, target.memory)
+    return replace(target, knowledge=known)
 
 
 def _one(
@@ -210,6 +240,7 @@ def _one(
     *,
     share: Budget | None,
     seed: int,
+    look: Look | None,
 ) -> Reconstruction:
     if share is None:
         return Reconstruction(None, "stopped", "no time was left for this client")
@@ -218,6 +249,9 @@ def _one(
     aimed = _aimed(attack, target, client, labels_known)
     generator = torch.Generator().manual_seed(seed)
     try:
+        if look is not None:
+            aimed, client = look(aimed, client)
+            target = aimed
         outcome = attack.run(
             aimed, client.step.observation, budget=share, generator=generator
         )

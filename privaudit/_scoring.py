@@ -65,7 +65,7 @@ def attack_record(
     ran: AnyRun, clients: Sequence[Subject], pictures: Pictures, *, seed: int
 ) -> AttackRecord:
     """Score one attack on all images and keep its pictures."""
-    label = ran.attack.name
+    label = ran.label
     truth = torch.cat([c.batch.images for c in clients]).detach().cpu()
     guess, present = _gather(ran, clients)
     if any(present):
@@ -89,6 +89,8 @@ def attack_record(
         seconds=ran.seconds,
         device=str(clients[0].batch.images.device),
         seed=seed,
+        defense=ran.stance.defense,
+        countermeasures=list(ran.stance.countermeasures),
         **_search(ran, clients, pictures),
         outcomes=_outcomes(ran, clients),
         prior=_prior(ran, truth, pictures),
@@ -107,7 +109,7 @@ def _prior(ran: AnyRun, truth: Tensor, pictures: Pictures) -> PriorRecord | None
         return PriorRecord(card=first.prior)
     drawn = first.unguided.detach().float().cpu().clamp(0, 1)
     (score,) = Ssim().score(truth[:1], drawn)
-    name = f"images/{ran.attack.name}-unguided.png"
+    name = f"images/{ran.label}-unguided.png"
     return PriorRecord(
         card=first.prior,
         unguided=pictures.add(name, drawn[0]),
@@ -139,9 +141,7 @@ def _search(
         "iterates": [
             Iterate(
                 iteration=i,
-                image=pictures.add(
-                    f"images/{ran.attack.name}-iterate-{i:05d}.png", picture
-                ),
+                image=pictures.add(f"images/{ran.label}-iterate-{i:05d}.png", picture),
             )
             for i, picture in first.pictures
         ],

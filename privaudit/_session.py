@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from privaudit import _labels
 from privaudit._controls import positive_control, shipped_images
 from privaudit._ladder import not_run
-from privaudit._pixels import Normalisation, check_bands, to_range
-from privaudit._precision import Precision, examine
+from privaudit._precision import Precision
 from privaudit._preflight import preflight
 from privaudit._provenance import provenance
 from privaudit._runner import (
@@ -26,7 +25,7 @@ from privaudit._runner import (
     WaitingClient,
     run,
 )
-from privaudit._sample import Sample, read_sample
+from privaudit._sample import Sample
 from privaudit._scoring import (
     Pictures,
     attack_record,
@@ -35,15 +34,13 @@ from privaudit._scoring import (
     partial_of,
     strangers,
 )
-from privaudit._shape import expected_channels, stated_input_shape
 from privaudit._threat import threat_model
 from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
-from privaudit.exposure import GradientExposure, local_steps, shared_parameters
-from privaudit.exposure.output import input_keyword
+from privaudit.defenses import Detection
+from privaudit.exposure import GradientExposure
+from privaudit.exposure.client_step import defended
 from privaudit.inventory import Finding, Inventory, dropout_findings
-from privaudit.inventory.outside import OutsideWatch
-from privaudit.inventory.take import Evidence, take
 from privaudit.result import (
     AttackRecord,
     AuditRecord,
@@ -55,8 +52,16 @@ from privaudit.result import (
     ThreatModel,
     gather_evidence,
 )
+from privaudit.session.stances import (
+    UNDEFENDED,
+    Defended,
+    GradientView,
+    about_defenses,
+    gradient_detections,
+    gradient_views,
+)
 from privaudit.tape import Tape
-from privaudit.types import AttackerKnowledge, Batch, Target
+from privaudit.types import AttackerKnowledge, Batch, Observation, Target
 from privaudit.verdict import judge
 
 if TYPE_CHECKING:
@@ -64,8 +69,6 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 2**30
 """Gradients of clients that are kept; beyond it each is made again when needed."""
-
-Callables = tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]
 
 
 @dataclass
@@ -82,6 +85,7 @@ class Session:
     inventory: Inventory
     started: float
     precision: Precision
+    defended: Defended = UNDEFENDED
 
     @property
     def client_count(self) -> int:
@@ -112,8 +116,13 @@ class Session:
         known = AttackerKnowledge(joint=joint)
         target = Target(self.precision.model, self.exposure, known)
         check, doubts = preflight(self.model, self.exposure, self.first)
+        detections = self._detections()
+        views = gradient_views(
+            target, detections, self.defended.countermeasures, seed=self.config.seed
+        )
         pictures = Pictures(self.config.shown_bands)
-        runs = self._climb(attacks, target, clients, clock)
+        runs = self._climb(attacks, views, clients, clock)
+        doubts = [*doubts, *about_defenses(detections, views)]
         doubts = [*doubts, *([] if resumed is None else resumed.findings())]
         records = [
             attack_record(r, clients, pictures, seed=self.config.seed) for r in runs
@@ -139,7 +148,9 @@ class Session:
             metrics_off=metrics_off(),
             config=self.config,
             threat_model=self._threat_model(),
-            inventory=self._with_findings(runs, doubts),
+            inventory=self._with_findings(runs, doubts).model_copy(
+                update={"detections": detections}
+            ),
             preflight=check,
             samples=self._samples(clients, pictures),
             skipped_inputs=[
@@ -164,8 +175,9 @@ class Session:
 
     def _control(self, target: Target, runs: Sequence[Run[Attack]]) -> PositiveControl:
         """Every attack that decided has to solve a case that it must solve."""
+        tried = {r.attack.name: r.attack for r in runs if r.state != "skipped"}
         return positive_control(
-            [r.attack for r in runs if r.state != "skipped" and _decides(r.attack)],
+            [a for a in tried.values() if _decides(a)],
             target,
             self.first,
             budget=self.config.budget,
@@ -175,32 +187,56 @@ class Session:
     def _climb(
         self,
         attacks: Sequence[Attack],
-        target: Target,
+        views: Sequence[GradientView],
         clients: Sequence[AnyClient],
         clock: Clock,
     ) -> list[Run[Attack]]:
         """Run the ladder; ``auto`` stops once everything is exact."""
         runs: list[Run[Attack]] = []
         known = self.config.knowledge.labels == "known"
-        for attack in attacks:
-            if self.config.attacks == "auto" and any(r.all_exact for r in runs):
-                break
-            runs.append(
-                run(
-                    attack,
-                    target,
-                    clients,
-                    labels_known=known,
-                    clock=clock,
-                    seed=self.config.seed,
-                )
-            )
+        for view in views:
+            # What can be resumed is kept by attack and client: the first view's.
+            part = clock if view is views[0] else replace(clock, kept=None)
+            for attack in attacks:
+                if self.config.attacks == "auto" and any(r.all_exact for r in runs):
+                    break
+                ran = run(
+                    attack, view.target, clients, labels_known=known, clock=part,
+                    seed=self.config.seed, look=view.aimed if view.answers else None,
+                )  # fmt: skip
+                runs.append(replace(ran, stance=view.stance))
         return runs
+
+    def _detections(self) -> list[Detection]:
+        """Defenses that the attacker knows of: those stated, and those that show."""
+        if not self.defended.defenses:
+            return []  # the gradient was made here, and nothing was done to it
+        labels = self.first.batch.labels
+        shape = self.first.batch.shape
+        images = shipped_images(len(self.first.batch), shape)
+        own = Batch(images.to(self.first.batch.images), labels)
+        return gradient_detections(
+            [c.step.observation for c in [self.first, *self._other_clients()[:3]]],
+            again=self._sent(self.first, seed=self.config.seed + 104_729),
+            reference=self.exposure.gradient(self.model, own),
+            model=self.model,
+            defenses=self.defended.defenses,
+        )
+
+    def _sent(self, client: Client, *, seed: int) -> Observation:
+        """The client's gradient as it is sent, with the defenses' draws of ``seed``."""
+        return defended(
+            client.step, self.defended.defenses, exposure=self.exposure,
+            model=self.model, batch=client.batch, seed=seed,
+        ).observation  # fmt: skip
 
     def _not_run(
         self, attacks: Sequence[Attack], runs: Sequence[Run[Attack]]
     ) -> list[AttackRecord]:
-        return not_run(attacks, {r.attack.name: r.all_exact for r in runs})
+        ran = {r.attack.name: False for r in runs}
+        return not_run(
+            attacks, ran | {r.attack.name: True for r in runs if r.all_exact}
+        )
 
     def _other_clients(self) -> list[AnyClient]:
         """All clients but the first; their steps are kept while there is room."""
@@ -218,13 +254,20 @@ class Session:
         batch = self._batch(start, stop)
         return WaitingClient(
             batch,
-            lambda: self.exposure.observe(self.model, batch, seed=seed),
+            lambda: defended(
+                self.exposure.observe(self.model, batch, seed=seed),
+                self.defended.defenses,
+                exposure=self.exposure,
+                model=self.model,
+                batch=batch,
+                seed=seed,
+            ),
             range(start, start + len(batch)),
             noise_floor=self.first.noise_floor,
         )
 
     def _batch(self, start: int, stop: int) -> Batch:
-        return _batch(self.model, self.sample, self.labels, start, stop)
+        return batch_of(self.model, self.sample, self.labels, start, stop)
 
     def _samples(
         self, clients: Sequence[AnyClient], pictures: Pictures
@@ -280,93 +323,13 @@ class Session:
         )
 
 
-def open_session(
-    model: nn.Module,
-    given: Any,
-    *,
-    config: AuditConfig,
-    normalisation: Normalisation,
-    notes: Sequence[Finding],
-    callables: Callables,
-    started: float,
-) -> Session:
-    """Read the sample, make the first client's step, take the inventory."""
-    loss, training_step = callables
-    shared_parameters(model)
-    if given is None:
-        shipped = shipped_images(1, stated_input_shape(model))
-        given = to_range(shipped, config.value_range)
-    sample, normalisation = read_sample(
-        given,
-        normalisation,
-        channels=expected_channels(model),
-        value_range=config.value_range,
-    )
-    check_bands(config.shown_bands, sample.images.shape[1])
-    client = config.client
-    exposure = GradientExposure(
-        normalisation,
-        loss,
-        training_step,
-        client.mode,
-        sample.keyword or input_keyword(model),
-        autocast=client.autocast,
-        local=local_steps(
-            client.local_steps, client.lr, client.optimizer, client.momentum
-        ),
-    )
-    output, eval_tape = _eval_pass(model, exposure, sample)
-    labels = _labels.settle(model, exposure, sample, output)
-    if exposure.is_classification:
-        _labels.require_readable(labels, config.knowledge.labels)
-    size = client.images_of(len(sample.images))
-    batch = _batch(model, sample, labels, 0, size)
-    before = time.monotonic()
-    with OutsideWatch(model) as watch:
-        first = _client(model, exposure, batch, 0, seed=config.seed)
-    seconds = time.monotonic() - before
-    precision = examine(model, exposure, first)
-    first = replace(first, noise_floor=precision.noise_floor or 0.0)
-    notes = [*notes, *precision.findings]
-    evidence = Evidence(first.step, eval_tape, watch.found, notes)
-    inventory = take(model, evidence)
-    return Session(
-        model, precision.exposure, sample, labels, config, first, seconds, inventory,
-        started, precision,
-    )  # fmt: skip
-
-
-def _client(
-    model: nn.Module, exposure: GradientExposure, batch: Batch, start: int, *, seed: int
-) -> Client:
-    step = exposure.observe(model, batch, seed=seed)
-    return Client(batch, step, range(start, start + len(batch)))
-
-
-def _batch(
+def batch_of(
     model: nn.Module, sample: Sample, labels: _labels.Labels, start: int, stop: int
 ) -> Batch:
+    """Some of the images, with their labels, where the model is."""
     device = next(model.parameters()).device
     images = sample.images[start:stop].to(device)
     return Batch(images, labels.rows(start, stop, device))
-
-
-def _eval_pass(
-    model: nn.Module, exposure: GradientExposure, sample: Sample
-) -> tuple[Any, Tape | None]:
-    """One forward pass in eval mode on the first images; None where it fails.
-
-    A model that only runs inside its training step has no such pass; the inventory
-    then says that eval mode was not examined.
-    """
-    device = next(model.parameters(), torch.empty(0)).device
-    images = sample.images[: _labels.AT_ONCE].to(device)
-    if exposure.training_step is None:
-        return exposure.census(model, Batch(images, None), train=False)
-    try:
-        return exposure.census(model, Batch(images[:1], None), train=False)
-    except Exception:  # noqa: BLE001 - any way to fail means: no such pass
-        return None, None
 
 
 def _decides(attack: Attack) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from privaudit._guard import pristine
 from privaudit._ladder import FEATURES, GRADIENT, priors_of
 from privaudit._pixels import Normalisation
-from privaudit._session import Session, open_session
-from privaudit._token_session import TokenSession, open_token_session
 from privaudit._tokens import is_tokens
 from privaudit.config import (
     AuditConfig,
     Budget,
     Client,
+    DefenseConfig,
     Knowledge,
     Split,
     resolve_budget,
@@ -28,11 +27,8 @@ from privaudit.exposure import unwrap
 from privaudit.inventory import Inventory
 from privaudit.plan import Plan, make_plan, plan_features
 from privaudit.result import AuditResult
-from privaudit.session.features import (
-    FeatureSession,
-    SentFeatures,
-    open_feature_session,
-)
+from privaudit.session.feature_opening import SentFeatures
+from privaudit.session.features import FeatureSession
 from privaudit.session.given import (
     name_of,
     named_split,
@@ -40,9 +36,12 @@ from privaudit.session.given import (
     refuse_both,
     refuse_resume,
     refuse_with_split,
+    settled,
     value_bounds,
     whole,
 )
+from privaudit.session.stances import Chosen, Defended, answers
+from privaudit.session.subject import Subject, differentiable
 from privaudit.verdict import Policy
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privaudit.attacks import Attack, FeatureAttack
+    from privaudit.defenses import Defense
     from privaudit.inventory.records import SplitCandidate
     from privaudit.recording import RecordedStep, Update
     from privaudit.study.sweep import Study
@@ -77,6 +77,10 @@ class Auditor:
         loss: (output, labels) → scalar; None is cross-entropy on the logits.
         client: How the client makes its step.
         knowledge: What the attacker knows beside model and gradient.
+        defenses: What stands between client and attacker, in the order in which it
+            acts; trained ones after their ``fit``.
+        countermeasures: What the attacker does about defenses: ``auto`` answers those
+            that are stated or found, ``none`` none; or names and instances.
         attacks: ``auto``, ``all``, or a list of names and instances.
         priors: What an attacker on features has beside the model, by name:
             ``public_images`` of the same kind as the private ones, an
@@ -110,6 +114,8 @@ class Auditor:
         loss: Callable[[Any, Any], torch.Tensor] | None = None,
         client: Client | None = None,
         knowledge: Knowledge | None = None,
+        defenses: Sequence[Defense] = (),
+        countermeasures: Chosen = "auto",
         attacks: str | Sequence[str | Attack | FeatureAttack] = "auto",
         priors: Mapping[str, object] | None = None,
         policy: Policy | None = None,
@@ -117,17 +123,16 @@ class Auditor:
         seed: int = 0,
         device: str | torch.device | None = None,
     ) -> None:
-        self._model, self._notes = unwrap(whole(model, split))
-        self._model = placed(self._model, device)
-        self._loss, self._training_step = loss, training_step
-        self._normalisation = Normalisation.of(mean, std)
+        bare, notes = unwrap(whole(model, split))
+        normal = Normalisation.of(mean, std)
         self._split = named_split(split)
+        kind = "gradient" if self._split is None else "features"
+        defended = Defended(settled(defenses, kind), countermeasures)
+        answers([], countermeasures, kind)
         self._attacks = GRADIENT.choose("auto" if self._split else attacks)
         self._feature_attacks = FEATURES.choose(attacks if self._split else "auto")
-        self._priors = dict(priors or {})
         chosen = self._feature_attacks if self._split else self._attacks
         refuse_both(loss, training_step)
-        normal = self._normalisation
         self.config = AuditConfig(
             mean=None if normal.mean is None else list(normal.mean),
             std=None if normal.std is None else list(normal.std),
@@ -142,13 +147,24 @@ class Auditor:
                 a.name: given for a in chosen if (given := a.settings_given())
             },
             split=self._split,
-            priors=sorted(self._priors),
+            priors=sorted(priors or {}),
+            defenses=[
+                DefenseConfig(name=d.name, settings=d.settings())
+                for d in defended.defenses
+            ],
+            countermeasures=countermeasures
+            if isinstance(countermeasures, str)
+            else [c if isinstance(c, str) else c.name for c in countermeasures],
             policy=policy or Policy(),
             budget=resolve_budget(budget),
             seed=seed,
             device=None if device is None else str(device),
         )
-        refuse_with_split(self.config, self._priors, priors_of(self._feature_attacks))
+        refuse_with_split(self.config, priors or {}, priors_of(self._feature_attacks))
+        self._subject = Subject(
+            placed(bare, device), self.config, normal, notes, (loss, training_step),
+            dict(priors or {}), defended,
+        )  # fmt: skip
 
     def inventory(self, sample: Any = None) -> Inventory:
         """What is in the model: every random draw, what is shared, what it means.
@@ -161,12 +177,12 @@ class Auditor:
                 that the model states.
         """
         if self._split is not None:
-            with self.open_features(sample) as features:
+            with self._subject.features(sample) as features:
                 return features.inventory
-        if is_tokens(self._model, sample):
-            with self._open_tokens(sample) as tokens:
+        if is_tokens(self._subject.model, sample):
+            with self._subject.tokens(sample) as tokens:
                 return tokens.inventory
-        with self._open(sample) as session:
+        with self._subject.images(sample) as session:
             return session.inventory
 
     def plan(self, sample: Any = None) -> Plan:
@@ -175,9 +191,9 @@ class Auditor:
         Measured on one client's step, so it takes about as long as one.
         """
         if self._split is not None:
-            with self.open_features(sample) as features:
+            with self._subject.features(sample) as features:
                 return plan_features(features, self._feature_attacks)
-        with self._open(sample) as session:
+        with self._subject.images(sample) as session:
             return make_plan(session, self._attacks, self.config.budget)
 
     def audit(self, sample: Any, *, resume: str | Path | None = None) -> AuditResult:
@@ -205,19 +221,19 @@ class Auditor:
             )
         if self._split is not None:
             refuse_resume(resume, "features: a sweep keeps each cut once it is done")
-            with self.open_features(sample) as features:
+            with self._subject.features(sample) as features:
                 return features.audit(self._feature_attacks)
-        if is_tokens(self._model, sample):
+        if is_tokens(self._subject.model, sample):
             refuse_resume(resume, "token ids: they take seconds, nothing is kept")
-            with self._open_tokens(sample) as tokens:
+            with self._subject.tokens(sample) as tokens:
                 return tokens.audit()
-        with self._open(sample) as session:
+        with self._subject.images(sample) as session:
             if resume is None:
                 return session.audit(self._attacks)
             from privaudit._resume import resumed
 
-            own = (self._loss, self._training_step)
-            return session.audit(self._attacks, resumed(session, resume, own))
+            own = resumed(session, resume, self._subject.callables)
+            return session.audit(self._attacks, own)
 
     def attack_features(
         self,
@@ -245,7 +261,7 @@ class Auditor:
                 or not one row an image.
         """
         sent = SentFeatures(h, image_shape)
-        with self.open_features(truth, sent=sent) as session:
+        with self._subject.features(truth, sent=sent) as session:
             return session.audit(self._feature_attacks)
 
     def attack_gradient(
@@ -287,13 +303,13 @@ class Auditor:
             update, batch_size, truth, image_shape, other_weights, loss_scale
         )
         started = time.monotonic()
-        with pristine(self._model), _differentiable():
+        with pristine(self._subject.model), differentiable():
             return attack_recorded(
                 request,
-                self._model,
+                self._subject.model,
                 self.config,
                 self._attacks,
-                lambda sample, config: self._session(sample, config, started),
+                lambda images, config: self._subject.session(images, config, started),
             )
 
     def split_candidates(self, sample: Any = None) -> list[SplitCandidate]:
@@ -304,8 +320,10 @@ class Auditor:
         """
         from privaudit.session.feature_cut import candidates
 
-        with pristine(self._model), _differentiable():
-            return candidates(self._model, sample, self.config, self._normalisation)
+        with pristine(self._subject.model), differentiable():
+            return candidates(
+                self._subject.model, sample, self.config, self._subject.normalisation
+            )
 
     def sweep(
         self,
@@ -329,72 +347,11 @@ class Auditor:
         from privaudit.study.sweep import swept
 
         cuts = splits or self.split_candidates(images)
-        opened = partial(self.open_features, images)
+        opened = partial(self._subject.features, images)
         return swept(cuts, opened, self._feature_attacks, out)
 
-    @contextmanager
-    def _open_tokens(self, sample: Any) -> Iterator[TokenSession]:
-        started = time.monotonic()
-        with pristine(self._model), _differentiable():
-            yield open_token_session(
-                self._model,
-                sample,
-                config=self.config,
-                notes=self._notes,
-                callables=(self._loss, self._training_step),
-                started=started,
-            )
-
-    @contextmanager
     def open_features(
-        self, sample: Any, split: Split | None = None, sent: SentFeatures | None = None
-    ) -> Iterator[FeatureSession]:
-        """A session at the cut, for sweeps and for training; the model is pristine."""
-        started = time.monotonic()
-        config = self.config
-        if split is not None:
-            config = config.model_copy(update={"split": split})
-        with pristine(self._model), _differentiable():
-            yield open_feature_session(
-                self._model,
-                sample,
-                config=config,
-                normalisation=self._normalisation,
-                notes=self._notes,
-                priors=self._priors,
-                started=started,
-                sent=sent,
-            )
-
-    @contextmanager
-    def _open(self, sample: Any) -> Iterator[Session]:
-        started = time.monotonic()
-        with pristine(self._model), _differentiable():
-            yield self._session(sample, self.config, started)
-
-    def _session(self, sample: Any, config: AuditConfig, started: float) -> Session:
-        if is_tokens(self._model, sample):
-            raise ConfigError(
-                "sample",
-                expected="images: token ids are taken by audit() and inventory() only",
-                got="token ids",
-                hint="Use audit((ids, labels)); it takes seconds and needs no plan.",
-            )
-        return open_session(
-            self._model,
-            sample,
-            config=config,
-            normalisation=self._normalisation,
-            notes=self._notes,
-            callables=(self._loss, self._training_step),
-            started=started,
-        )
-
-
-@contextmanager
-def _differentiable() -> Iterator[None]:
-    """Gradients exist inside, whatever the caller's own mode is."""
-    import torch
-
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+        self, sample: Any, split: Split | None = None
+    ) -> AbstractContextManager[FeatureSession]:
+        """A session at the cut, for training on it; the model is pristine around."""
+        return self._subject.features(sample, split)

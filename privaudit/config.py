@@ -169,6 +169,15 @@ def resolve_budget(budget: str | Budget) -> Budget:
     return PRESETS[budget]
 
 
+class DefenseConfig(BaseModel):
+    """A defense by name and settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
 class AuditConfig(BaseModel):
     """Everything an :class:`~privaudit.Auditor` was told, except live objects."""
 
@@ -195,6 +204,10 @@ class AuditConfig(BaseModel):
     """``auto``: climb the ladder until something is exact; ``all``; or labels."""
     attack_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """The settings that the user passed, per attack label."""
+    defenses: list[DefenseConfig] = Field(default_factory=list)
+    """What stands between client and attacker, in the order in which it acts."""
+    countermeasures: str | list[str] = "auto"
+    """``auto``: those that answer what is stated or found; ``none``; or names."""
     policy: Policy = Field(default_factory=Policy)
     budget: Budget = PRESETS["standard"]
     seed: int = 0

@@ -6,7 +6,7 @@ outside the user's model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -125,6 +125,13 @@ class AttackerKnowledge:
     joint: bool = False
 
 
+Gradients = Mapping[str, Tensor]
+GradientComparison = Callable[[Gradients, Gradients], tuple[Gradients, Gradients]]
+"""(guess, observed) → what of them is compared: a countermeasure's part of a loss."""
+FeatureComparison = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The same of features, (rows, …) each."""
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """Whom the attack is against: the model, how it is exposed, what is known.
@@ -135,12 +142,17 @@ class Target:
         knowledge: What else the attacker was given.
         memory: What attacks found out about the model with images of their own,
             shared between the clients of one audit.
+        comparisons: What countermeasures do to both sides before they are compared.
+        noise_share: Mean square of the noise in the gradient as a share of its own:
+            a search need not come closer.
     """
 
     model: nn.Module
     exposure: GradientExposure
     knowledge: AttackerKnowledge
     memory: dict[str, object] = field(default_factory=dict)
+    comparisons: Sequence[GradientComparison] = ()
+    noise_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,9 @@ class FeatureTarget:
         priors: What the user handed over by name, such as a trained inverse network.
         memory: What attacks found out about the model, shared within one audit; also
             the best images so far under ``start``, for the next rung.
+        comparisons: What countermeasures do to both sides before they are compared.
+        noise_share: Mean square of the noise in the features as a share of their own:
+            a search need not come closer.
     """
 
     model: nn.Module
@@ -198,6 +213,14 @@ class FeatureTarget:
     public: Tensor | None = None
     priors: Mapping[str, object] = field(default_factory=dict)
     memory: dict[str, object] = field(default_factory=dict)
+    comparisons: Sequence[FeatureComparison] = ()
+    noise_share: float = 0.0
+
+    def compared(self, guess: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Guess and observation as the countermeasures look at them, (rows, …) each."""
+        for compare in self.comparisons:
+            guess, observed = compare(guess, observed)
+        return guess, observed
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,8 @@ class FeatureLoss:
             self.observed
         )
         layout = self.target.exposure.layout
-        return self.distance.measure(guess, self.observed, layout)
+        guess, observed = self.target.compared(guess, self.observed)
+        return self.distance.measure(guess, observed, layout)
 
     def parts(self, images: Tensor) -> Parts:
         """All parts for images of shape (rows, C, H, W)."""

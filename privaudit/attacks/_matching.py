@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from privaudit._pixels import Normalisation
+from privaudit.attacks._compared import apart, observed_for
 from privaudit.attacks._minimise import Descent, Objective, Schedule, Unknown, minimise
 from privaudit.attacks._norms import NormWatch
 from privaudit.config import Budget
 from privaudit.distances import Distance
-from privaudit.exposure.predict import GradientGuess, observed_as, predict
+from privaudit.exposure.predict import GradientGuess, predict
 from privaudit.priors import Prior
 from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Target
@@ -124,7 +125,11 @@ class Matching:
 
     def observed(self, guess: GradientGuess) -> GradientGuess:
         """The observation in the form of a guess."""
-        return observed_as(guess, self.observation.gradients)
+        return observed_for(self.target, guess, self.observation.gradients)
+
+    def apart(self, guess: GradientGuess, observed: GradientGuess) -> Tensor:
+        """The distance of a guess to the observation in its form, a scalar."""
+        return apart(self.distance, self.target, guess, observed)
 
     def minimise(
         self,
@@ -155,13 +160,13 @@ class Matching:
         def objective() -> Objective:
             norms = self._watch()
             tape = unknown_masks.tape_of(masks)
-            apart = []
+            distances = []
             for part in torch.split(inputs, self.observation.batch_size):
                 guess = self.guess(part, tape, logits, norms=norms)
                 if not observed:
                     observed.append(self.observed(guess))
-                apart.append(self.distance.measure(guess, observed[0]))
-            matching = total = torch.stack(apart).mean()
+                distances.append(self.apart(guess, observed[0]))
+            matching = total = torch.stack(distances).mean()
             seen = () if norms is None else norms.seen
             for term in self.priors:
                 total = total + term.weight * term.prior.penalty(inputs, seen)

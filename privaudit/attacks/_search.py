@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from privaudit.attacks._compared import apart, observed_for
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._matching import Matching, Start, UnknownMasks, Weighted
 from privaudit.attacks._minimise import Descent, Schedule
@@ -19,7 +20,7 @@ from privaudit.config import Budget
 from privaudit.distances import Cosine, Distance
 from privaudit.errors import AttackError
 from privaudit.exposure import relative_error
-from privaudit.exposure.predict import observed_as, predict
+from privaudit.exposure.predict import predict
 from privaudit.priors import TotalVariation
 from privaudit.tape import Tape
 from privaudit.types import (
@@ -165,7 +166,7 @@ def _best_seed(matching: Matching, inputs: Tensor) -> Tensor:
         return inputs
     guesses = [matching.guess(p, None) for p in parts]
     observed = matching.observed(guesses[0])
-    losses = [float(matching.distance.measure(g, observed).detach()) for g in guesses]
+    losses = [float(matching.apart(g, observed).detach()) for g in guesses]
     return parts[losses.index(min(losses))]
 
 
@@ -178,9 +179,9 @@ def loss_at(
 ) -> float:
     """Matching loss at a given input under given masks; None: the cosine's."""
     guess = predict(target.exposure, target.model, batch, tape)
-    observed = observed_as(guess, observation.gradients)
+    observed = observed_for(target, guess, observation.gradients)
     distance = Cosine() if distance is None else distance
-    return float(distance.measure(guess, observed).detach())
+    return float(apart(distance, target, guess, observed).detach())
 
 
 def _residual(matching: Matching, batch: Batch, tape: Tape | None) -> float:

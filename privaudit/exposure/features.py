@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from privaudit.exposure import output
 from privaudit.exposure.cut import cut_conditions
 from privaudit.exposure.cut_resolve import AnyCut
 from privaudit.types import Batch, FeatureLayout, FeatureObservation
+
+if TYPE_CHECKING:
+    from privaudit.defenses import Defense
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,18 +30,47 @@ class FeatureExposure:
         cut: Where the model is cut.
         layout: Which axis of the features is what.
         keyword: Name of the input for models that take it by keyword only.
+        reads: What an attacker does to features before it looks at them, in order.
     """
 
     normalisation: Normalisation
     cut: AnyCut
     layout: FeatureLayout
     keyword: str | None = None
+    reads: Sequence[Callable[[Tensor], Tensor]] = ()
 
-    def observe(self, model: nn.Module, batch: Batch) -> FeatureObservation:
-        """What the device sends for ``batch``."""
+    def observe(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        *,
+        defenses: Sequence[Defense] = (),
+        seed: int = 0,
+    ) -> FeatureObservation:
+        """What the device sends for ``batch``.
+
+        Args:
+            model: The whole model.
+            batch: The images.
+            defenses: What is done to the features before they are sent, in order.
+            seed: Of the defenses' draws; every image has draws of its own.
+        """
         with torch.no_grad():
-            sent = self.predict(model, batch.images)
-        return FeatureObservation(sent.detach().float().clone(), batch.shape)
+            sent = self.predict(model, batch.images).detach().float()
+            sent = self.defended(sent, defenses, seed)
+        return FeatureObservation(sent.clone(), batch.shape)
+
+    def defended(self, sent: Tensor, defenses: Sequence[Defense], seed: int) -> Tensor:
+        """Features (batch, …) as defenses let them leave the device."""
+        if not defenses:
+            return sent
+        rows = []
+        for index, row in enumerate(torch.split(sent, 1)):
+            draws = torch.Generator().manual_seed(_mixed(seed, index))
+            for defense in defenses:
+                row = defense.apply_features(row, self.layout, draws)
+            rows.append(row)
+        return torch.cat(rows)
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
         """The features of a guess, with their graph.
@@ -47,7 +80,10 @@ class FeatureExposure:
             images: (batch, channels, height, width), [0, 1] being black to white;
                 values outside are taken as they are.
         """
-        return self.cut.capture(model, lambda: self._forward(model, images))
+        found = self.cut.capture(model, lambda: self._forward(model, images))
+        for read in self.reads:
+            found = read(found)
+        return found
 
     def finish(self, model: nn.Module, images: Tensor, features: Tensor) -> Any:
         """The model's output when the server goes on from ``features``.
@@ -69,3 +105,8 @@ class FeatureExposure:
         inputs = self.normalisation.apply(images)
         inputs = inputs.clone() if inputs is images else inputs
         return output.call(model, inputs, self.keyword)
+
+
+def _mixed(seed: int, index: int) -> int:
+    """A seed for each image, far from those of others."""
+    return (seed * 1_000_003 + index * 7_919 + 1) % 2**63

@@ -16,6 +16,7 @@ from privaudit._guard import kept_buffers
 from privaudit._pixels import Normalisation
 from privaudit.errors import UnsupportedModelError
 from privaudit.exposure import output
+from privaudit.exposure.client_step import ClientStep as ClientStep
 from privaudit.exposure.conditions import audit_conditions
 from privaudit.exposure.diagnose import explain_step_failure
 from privaudit.exposure.local_steps import LocalSteps, Passes, images_of
@@ -32,26 +33,6 @@ from privaudit.types import AnyBatch, Autocast, Mode, Observation
 
 Loss = Callable[[Any, Tensor], Tensor]
 TrainingStep = Callable[[nn.Module, Any, Tensor | None], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class ClientStep:
-    """One step, or all, as the client knows it. Attackers get ``observation`` only.
-
-    Attributes:
-        observation: What is sent.
-        tape: The masks and noise that the client drew.
-        logits: (batch, classes) of the first step, detached; None when a training step
-            hides them.
-        loss: Value of the training loss in the first step.
-        autocast: What autocast was seen to cast to; None: it was off.
-    """
-
-    observation: Observation
-    tape: Tape
-    logits: Tensor | None
-    loss: float
-    autocast: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Severity = Literal["info", "warning", "critical"]
+FOUND = 0.5
+"""Confidence from which a defense counts as found."""
 
 
 class StochasticCall(BaseModel):
@@ -82,6 +84,26 @@ class Finding(BaseModel):
     remedy: str = ""
 
 
+class Detection(BaseModel):
+    """What speaks for a defense, from what the attacker sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    defense: str
+    """Its name."""
+    confidence: float = Field(ge=0, le=1)
+    """0: nothing speaks for it; 1: nothing else explains what was seen."""
+    evidence: str
+    """What was seen, in one sentence with its numbers."""
+    estimate: dict[str, float] = Field(default_factory=dict)
+    """Its settings as far as they show, such as ``noise_std`` or ``ratio``."""
+
+    @property
+    def found(self) -> bool:
+        """Whether it counts as found."""
+        return self.confidence >= FOUND
+
+
 class Inventory(BaseModel):
     """What is in the model, and what was changed for the audit only."""
 
@@ -103,3 +125,5 @@ class Inventory(BaseModel):
     findings: list[Finding] = Field(default_factory=list)
     changes: list[str] = Field(default_factory=list)
     """What was changed inside the audit only, and put back."""
+    detections: list[Detection] = Field(default_factory=list)
+    """Defenses that what was sent speaks for, and those that the user stated."""

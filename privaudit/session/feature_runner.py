@@ -236,4 +236,5 @@ def feature_error(target: FeatureTarget, request: Request, images: Tensor) -> fl
     sent = request.observation.features
     with torch.no_grad():
         guess = target.exposure.predict(target.model, images.to(request.batch.images))
+        guess, sent = target.compared(guess, sent)
     return float((guess - sent).norm() / sent.norm().clamp_min(1e-30))

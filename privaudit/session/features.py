@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from privaudit._clock import Clock
-from privaudit._controls import shipped_images
 from privaudit._ladder import FEATURES
-from privaudit._pixels import Normalisation, check_bands, to_range
 from privaudit._provenance import provenance
 from privaudit._runner import Run
-from privaudit._sample import Sample, read_sample
+from privaudit._sample import Sample
 from privaudit._scoring import (
     Pictures,
     attack_record,
@@ -25,13 +22,11 @@ from privaudit._scoring import (
     partial_of,
     strangers,
 )
-from privaudit._shape import expected_channels, stated_input_shape
 from privaudit.attacks import FeatureAttack
 from privaudit.config import AuditConfig
-from privaudit.errors import ConfigError
+from privaudit.defenses import Defense, Detection
 from privaudit.exposure import FeatureExposure
-from privaudit.exposure.output import input_keyword
-from privaudit.inventory import Finding, Inventory
+from privaudit.inventory import Inventory
 from privaudit.result import (
     AttackRecord,
     AuditRecord,
@@ -45,12 +40,29 @@ from privaudit.result import (
     gather_evidence,
 )
 from privaudit.session.feature_controls import feature_control
-from privaudit.session.feature_cut import OpenedCut, opened_cut
-from privaudit.session.feature_runner import Request, feature_error, run_features
+from privaudit.session.feature_cut import OpenedCut
+from privaudit.session.feature_runner import (
+    Request,
+    feature_error,
+    observed,
+    run_features,
+)
 from privaudit.session.feature_threat import feature_threat_model
 from privaudit.session.prior_fit import with_fit
+from privaudit.session.stances import (
+    Chosen,
+    FeatureView,
+    about_defenses,
+    feature_detections,
+    feature_views,
+    in_slots,
+    with_notes,
+)
 from privaudit.types import Batch, FeatureObservation, FeatureTarget
 from privaudit.verdict import judge
+
+_LOOKED_AT = 8
+"""Images whose features are looked at for traces of defenses."""
 
 
 @dataclass
@@ -60,6 +72,8 @@ class FeatureSession:
     Attributes:
         sent: (batch, …) features that were recorded elsewhere; None: made here.
         truth_known: False where their images are not: nothing is scored then.
+        defenses: What acts on features before they are sent, in order.
+        countermeasures: What the attacker does about it.
     """
 
     model: nn.Module
@@ -73,6 +87,8 @@ class FeatureSession:
     priors: Mapping[str, object] = field(default_factory=dict)
     sent: Tensor | None = None
     truth_known: bool = True
+    defenses: Sequence[Defense] = ()
+    countermeasures: Chosen = "auto"
 
     @property
     def split(self) -> SplitRecord:
@@ -92,18 +108,23 @@ class FeatureSession:
         clock = Clock(self.config.budget, self.started)
         requests = self.requests()
         target = self.target()
-        check = self._preflight(target, requests)
+        detections = self.detections(target, requests)
+        views = feature_views(
+            target, requests, detections, self.countermeasures, seed=self.config.seed
+        )
+        check = self._preflight(views[0])
         pictures = Pictures(self.config.shown_bands)
-        runs = self._climb(attacks, target, requests, clock)
+        runs = self._climb(attacks, views, clock)
         records = [
             attack_record(r, requests, pictures, seed=self.config.seed) for r in runs
         ]
         records = (
-            with_fit(records, target, self.sample.images, self.config.seed)
+            with_fit(records, views, self.sample.images, self.config.seed)
             if self.truth_known
             else [_unscored(r) for r in records]
         )
-        ran = {r.attack.name: r.all_exact for r in runs}
+        ran = {r.attack.name: False for r in runs}
+        ran |= {r.attack.name: True for r in runs if r.all_exact}
         records += FEATURES.not_run(attacks, ran)
         control = None if clock.cancelled else self._control(target, runs)
         pairs, stranger = strangers(self.sample.images, pictures, seed=self.config.seed)
@@ -127,7 +148,7 @@ class FeatureSession:
                 priors=list(self.priors),
                 cards=[r.prior.card for r in records if r.prior is not None],
             ),
-            inventory=self.inventory,
+            inventory=self._with_defenses(detections, views),
             preflight=check,
             exposure="features",
             truth_known=self.truth_known,
@@ -161,44 +182,63 @@ class FeatureSession:
         """What attacks are given."""
         return FeatureTarget(self.model, self.exposure, self.public, self.priors)
 
-    def requests(self) -> list[Request]:
-        """What devices sent, one image each."""
+    def requests(self, *, turn: int = 0) -> list[Request]:
+        """What devices sent, one image each.
+
+        Args:
+            turn: 1 sends the same images again, with other draws.
+        """
         device = next(self.model.parameters(), torch.empty(0)).device
         made = []
         for index in range(len(self.sample.images)):
             batch = Batch(self.sample.images[index : index + 1].to(device), None)
             seen = (
-                self.exposure.observe(self.model, batch)
+                self.exposure.observe(
+                    self.model, batch, defenses=self.defenses,
+                    seed=self.config.seed + 7919 * index + 104_729 * turn,
+                )
                 if self.sent is None
                 else FeatureObservation(
                     self.sent[index : index + 1].to(device), batch.shape
                 )
-            )
+            )  # fmt: skip
+            seen = in_slots(seen, self.opened.sent.shape, self.exposure.layout)
             rows = range(index, index + 1)
             made.append(Request(batch, seen, rows, self.truth_known))
         return made
 
+    def detections(
+        self, target: FeatureTarget, requests: Sequence[Request]
+    ) -> list[Detection]:
+        """Defenses that the attacker knows of: those stated, and those that show."""
+        again = None
+        if self.sent is None:
+            few = replace(self.sample, images=self.sample.images[:_LOOKED_AT])
+            again = observed(replace(self, sample=few).requests(turn=1)).features
+        return feature_detections(
+            target, observed(requests[:_LOOKED_AT]), again, self.defenses
+        )
+
     def _climb(
         self,
         attacks: Sequence[FeatureAttack],
-        target: FeatureTarget,
-        requests: Sequence[Request],
+        views: Sequence[FeatureView],
         clock: Clock,
     ) -> list[Run[FeatureAttack]]:
         """Run the ladder; ``auto`` stops once everything is exact."""
         runs: list[Run[FeatureAttack]] = []
-        for number, attack in enumerate(attacks):
+        rungs = [(attack, view) for view in views for attack in attacks]
+        for number, (attack, view) in enumerate(rungs):
             if self.config.attacks == "auto" and any(r.all_exact for r in runs):
                 break
             # An equal part for each rung that is left: the last is no worse than the
             # first, and a search that may go on for ever must not starve it.
-            share = clock.share(len(attacks) - number)
+            share = clock.share(len(rungs) - number)
             part = Clock(share) if share is not None else clock
-            runs.append(
-                run_features(
-                    attack, target, requests, clock=part, seed=self.config.seed
-                )
+            ran = run_features(
+                attack, view.target, view.requests, clock=part, seed=self.config.seed
             )
+            runs.append(with_notes(ran, view))
             if part.cancelled:
                 clock.cancel()
         return runs
@@ -206,9 +246,9 @@ class FeatureSession:
     def _control(
         self, target: FeatureTarget, runs: Sequence[Run[FeatureAttack]]
     ) -> PositiveControl:
-        attacks = [r.attack for r in runs if r.state != "skipped"]
+        attacks = {r.attack.name: r.attack for r in runs if r.state != "skipped"}
         return feature_control(
-            [a for a in attacks if a.required and not a.diagnostic],
+            [a for a in attacks.values() if a.required and not a.diagnostic],
             self.sample.images.shape[1],
             budget=self.config.budget,
             seed=self.config.seed,
@@ -216,23 +256,43 @@ class FeatureSession:
             priors=self.priors,
         )
 
-    def _preflight(
-        self, target: FeatureTarget, requests: Sequence[Request]
-    ) -> Preflight:
-        """Whether the features can be recomputed from the images themselves."""
-        first = requests[0]
+    def _with_defenses(
+        self, detections: Sequence[Detection], views: Sequence[FeatureView]
+    ) -> Inventory:
+        found = [*self.inventory.findings, *about_defenses(detections, views)]
+        return self.inventory.model_copy(
+            update={"findings": found, "detections": list(detections)}
+        )
+
+    def _preflight(self, view: FeatureView) -> Preflight:
+        """Whether the features can be recomputed from the images themselves.
+
+        Those that no defense has changed yet; of recorded ones, as the attacker who
+        knows most looks at them.
+        """
+        first = view.requests[0]
         if not self.truth_known:
             return Preflight(
                 replay_error=None,
                 loss_at_truth=None,
                 double_backward="not needed: one derivative is enough",
             )
-        again = feature_error(target, first, first.batch.images)
+        again = (
+            feature_error(view.target, first, first.batch.images)
+            if self.sent is not None
+            else self._repeated(first.batch)
+        )
         return Preflight(
             replay_error=None if self.sent is not None else again,
             loss_at_truth=again,
             double_backward="not needed: one derivative of the features is enough",
         )
+
+    def _repeated(self, batch: Batch) -> float:
+        """Relative difference of what the client part gives twice, undefended."""
+        seen = self.exposure.observe(self.model, batch)
+        request = Request(batch, seen, range(1))
+        return feature_error(self.target(), request, batch.images)
 
     def _samples(
         self, requests: Sequence[Request], pictures: Pictures
@@ -254,120 +314,8 @@ class FeatureSession:
         ]
 
 
-@dataclass(frozen=True, eq=False)
-class SentFeatures:
-    """Features that were recorded elsewhere.
-
-    Attributes:
-        values: (batch, …).
-        image_shape: (channels, height, width); None: as the model states.
-    """
-
-    values: Tensor
-    image_shape: tuple[int, int, int] | None = None
-
-
 def _unscored(record: AttackRecord) -> AttackRecord:
     """Without the images nothing is scored: a value against others would be made up."""
     bare = record.evidence.model_copy(update={"scores": {}})
     nothing = [None] * len(record.differences)
     return record.model_copy(update={"evidence": bare, "differences": nothing})
-
-
-def _checked_values(
-    sent: SentFeatures, opened: OpenedCut, name: str, images: int
-) -> Tensor:
-    """The features, one row an image, as floats."""
-    values, made = sent.values, opened.sent
-    if values.shape[1:] != made.shape[1:] or not values.is_floating_point():
-        raise ConfigError(
-            f"attack_features(h), split {name}",
-            expected=f"floats of shape (batch, {', '.join(map(str, made.shape[1:]))})",
-            got=f"{values.dtype}, {tuple(values.shape)}",
-            hint="Name the cut at which they were recorded, and pass one row an image.",
-        )
-    if len(values) != images:
-        raise ConfigError(
-            "attack_features(h, truth=…)",
-            expected=f"{len(values)} image(s), one a row of h",
-            got=f"{images}",
-            hint="Pass the images in the order of their features.",
-        )
-    return values.detach().float()
-
-
-def open_feature_session(
-    model: nn.Module,
-    given: Any,
-    *,
-    config: AuditConfig,
-    normalisation: Normalisation,
-    notes: Sequence[Finding],
-    priors: Mapping[str, object],
-    started: float,
-    sent: SentFeatures | None = None,
-) -> FeatureSession:
-    """Read the sample, cut the model, look at what it sends.
-
-    Args:
-        model: The whole model.
-        given: As for ``Auditor.audit``; None: a shipped photograph.
-        config: Of the audit; its split says where.
-        normalisation: As the user gave it.
-        notes: Findings made before.
-        priors: What the attacker has beside the model; ``public_images`` among them.
-        started: By the monotonic clock.
-        sent: What was recorded elsewhere; None: it is made here.
-    """
-    if config.client.mode == "train":
-        model.eval()  # as deployed; "as_is" leaves the modes as they were given
-    truth_known = sent is None or given is not None
-    if given is None:
-        count = 1 if sent is None else len(sent.values)
-        shape = (sent and sent.image_shape) or stated_input_shape(model)
-        shipped = shipped_images(min(count, 64), shape)
-        shipped = shipped[torch.arange(count) % len(shipped)]
-        given = to_range(shipped, config.value_range)
-    sample, normalisation = read_sample(
-        given,
-        normalisation,
-        channels=expected_channels(model),
-        value_range=config.value_range,
-    )
-    check_bands(config.shown_bands, sample.images.shape[1])
-    keyword = sample.keyword or input_keyword(model)
-    if config.split is None:
-        raise ConfigError(
-            "Auditor.split",
-            expected="where the model is cut",
-            got="None",
-            hint='Name a module, such as split="blocks.6".',
-        )
-    opened = opened_cut(model, config.split, sample.images, normalisation, keyword)
-    values = None
-    if sent is not None:
-        values = _checked_values(sent, opened, config.split.name, len(sample.images))
-    handed = dict(priors)
-    public = handed.pop("public_images", None)
-    images = None
-    if public is not None:
-        shown, _ = read_sample(
-            public,
-            normalisation,
-            channels=sample.images.shape[1],
-            value_range=config.value_range,
-        )
-        images = shown.images
-    return FeatureSession(
-        model,
-        opened.exposure,
-        sample,
-        config,
-        opened,
-        opened.inventory(notes),
-        started,
-        images,
-        handed,
-        values,
-        truth_known,
-    )

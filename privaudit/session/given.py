@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from privaudit.defenses import Defense
+
 
 def placed(model: nn.Module, device: str | torch.device | None) -> nn.Module:
     """The model where it is wanted: a copy, should that be elsewhere."""
@@ -183,3 +185,31 @@ def refuse_both(loss: object, training_step: object) -> None:
             got="both",
             hint="A training step computes its own loss.",
         )
+
+
+def settled(defenses: Iterable[Any], exposure: str) -> list[Defense]:
+    """The defenses that do something, each checked.
+
+    Args:
+        defenses: As the user gave them.
+        exposure: ``features`` or ``gradient``.
+
+    Raises:
+        ConfigError: Not a defense, of another exposure, or one that was not trained.
+    """
+    from privaudit.defenses import Defense, Undefended
+
+    kept: list[Defense] = []
+    for one in defenses:
+        if not isinstance(one, Defense):
+            raise ConfigError(
+                "Auditor.defenses",
+                expected="instances of Defense, such as TokenShuffle()",
+                got=type(one).__name__,
+                hint="privaudit.defenses.DEFENSES lists them.",
+            )
+        if exposure not in one.exposures:
+            raise one.misplaced(exposure)
+        one.require_fitted()
+        kept += [] if isinstance(one, Undefended) else [one]
+    return kept

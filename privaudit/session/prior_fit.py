@@ -13,7 +13,7 @@ from privaudit.attacks._guidance import fitted
 from privaudit.priors.diffusion import DiffusionModel
 from privaudit.priors.diffusion.schedule import add_noise, split
 from privaudit.result import AttackRecord
-from privaudit.types import FeatureTarget
+from privaudit.session.stances import FeatureView
 
 ASKED = 300
 """Step at which noise is taken away: half of it is noise, and detail counts."""
@@ -22,17 +22,21 @@ MOST = 8
 
 
 def with_fit(
-    records: Sequence[AttackRecord], target: FeatureTarget, images: Tensor, seed: int
+    records: Sequence[AttackRecord],
+    views: Sequence[FeatureView],
+    images: Tensor,
+    seed: int,
 ) -> list[AttackRecord]:
     """Each record with how well its prior denoises the private images.
 
     Args:
         records: Of the attacks.
-        target: Its memory holds the priors that were loaded.
+        views: Their memories hold the priors that were loaded.
         images: (count, C, H, W) in [0, 1], the truth.
         seed: Of the noise.
     """
-    models = [m for m in target.memory.values() if isinstance(m, DiffusionModel)]
+    kept = [m for view in views for m in view.target.memory.values()]
+    models = [m for m in kept if isinstance(m, DiffusionModel)]
     found = []
     for record in records:
         if record.prior is None:

@@ -117,7 +117,8 @@ def test_takes_no_truth(attack: FeatureAttack) -> None:
     fields = {f.name for f in dataclasses.fields(FeatureObservation)}
     assert fields == {"features", "image_shape"}
     fields = {f.name for f in dataclasses.fields(FeatureTarget)}
-    assert fields == {"model", "exposure", "public", "priors", "memory"}
+    wanted = {"model", "exposure", "public", "priors", "memory"}
+    assert fields == wanted | {"comparisons", "noise_share"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,40 @@
+"""Patch tokens are sent in a random order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from privaudit.defenses.base import FEATURES, Defense
+from privaudit.defenses.tokens import require_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privaudit.types import FeatureLayout
+
+
+class TokenShuffle(Defense):
+    """Permutes the patch tokens of each image anew; prefix tokens stay in front.
+
+    Source: Yao 2022 (Lei 2025, section 5.5).
+    """
+
+    name: ClassVar[str] = "token_shuffle"
+    title: ClassVar[str] = "Token shuffle"
+    source: ClassVar[str] = "Lei 2025"
+    exposures: ClassVar[frozenset[str]] = frozenset({FEATURES})
+    does_not_protect: ClassVar[str] = (
+        "What a token shows of its patch, and its place as far as the token tells it: "
+        "a classifier of positions puts tokens back."
+    )
+
+    def apply_features(
+        self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
+    ) -> Tensor:
+        """See :class:`~privaudit.defenses.Defense`."""
+        prefix = require_tokens(self, layout)
+        patches = sent.shape[1] - prefix
+        order = torch.randperm(patches, generator=generator).to(sent.device) + prefix
+        return torch.cat([sent[:, :prefix], sent[:, order]], 1)

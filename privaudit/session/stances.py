@@ -1,0 +1,370 @@
+"""How an attacker stands to defenses: which it knows of, what it does about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privaudit._controls import shipped_images
+from privaudit._plugin import by_name
+from privaudit._runner import Run, Stance
+from privaudit.attacks import FeatureAttack
+from privaudit.countermeasures import (
+    COUNTERMEASURES,
+    Countermeasure,
+    SeenFeatures,
+    SeenGradient,
+)
+from privaudit.defenses import (
+    DEFENSES,
+    Defense,
+    Detection,
+    FeatureEvidence,
+    GradientEvidence,
+)
+from privaudit.defenses.base import FEATURES, GRADIENT
+from privaudit.errors import ConfigError
+from privaudit.inventory.records import Finding
+from privaudit.session.clients import Client
+from privaudit.session.feature_runner import Request
+from privaudit.types import (
+    FeatureLayout,
+    FeatureObservation,
+    FeatureTarget,
+    Observation,
+    Target,
+)
+
+REFERENCES = 32
+"""Images of the attacker's own that it compares with what was sent."""
+STATED = "stated by the user"
+NAMED = "named by the user"
+Chosen = str | Sequence[str | Countermeasure]
+"""``auto``, ``none``, or names and instances."""
+Answers = Sequence[tuple[Countermeasure, Detection]]
+
+
+def stated(defenses: Sequence[Defense]) -> list[Detection]:
+    """What the user says stands in between: the attacker is told of it."""
+    return [d.declared() for d in defenses]
+
+
+def found_in_features(seen: FeatureEvidence) -> list[Detection]:
+    """Every defense's look at the evidence that had something to say."""
+    looks = [d.detect_features(seen) for d in DEFENSES.values()]
+    return _sure_first([one for one in looks if one is not None])
+
+
+def found_in_gradient(seen: GradientEvidence) -> list[Detection]:
+    """Every defense's look at the evidence that had something to say."""
+    looks = [d.detect_gradient(seen) for d in DEFENSES.values()]
+    return _sure_first([one for one in looks if one is not None])
+
+
+def _sure_first(found: list[Detection]) -> list[Detection]:
+    return sorted(found, key=lambda d: -d.confidence)
+
+
+def known(told: Sequence[Detection], found: Sequence[Detection]) -> list[Detection]:
+    """What the attacker goes by: all that was stated, and what else was found.
+
+    Of a defense that was both, the statement with the estimates that it lacks.
+    """
+    by_defense = {d.defense: d for d in found}
+    merged = []
+    for one in told:
+        other = by_defense.get(one.defense)
+        extra = {} if other is None else other.estimate
+        seen = "" if other is None or not other.found else f"; {other.evidence}"
+        merged.append(
+            one.model_copy(
+                update={
+                    "estimate": {**extra, **one.estimate},
+                    "evidence": one.evidence + seen,
+                }
+            )
+        )
+    names = {d.defense for d in told}
+    return [*merged, *(d for d in found if d.found and d.defense not in names)]
+
+
+def answers(detections: Sequence[Detection], chosen: Chosen, exposure: str) -> Answers:
+    """The countermeasures that run, each with what it answers, in their order.
+
+    Args:
+        detections: What the attacker knows of.
+        chosen: ``auto``, ``none``, or names and instances.
+        exposure: ``features`` or ``gradient``.
+
+    Raises:
+        ConfigError: An unknown name, or one of another exposure.
+    """
+    if chosen == "none":
+        return []
+    if isinstance(chosen, str) and chosen != "auto":
+        raise ConfigError(
+            "Auditor.countermeasures",
+            expected='"auto", "none", or a list of names and instances',
+            got=repr(chosen),
+            hint=f"Known names: {', '.join(COUNTERMEASURES)}.",
+        )
+    picked = _default(exposure) if chosen == "auto" else _named(chosen, exposure)
+    pairs = []
+    for one in picked:
+        fitting = [d for d in detections if d.defense in one.against]
+        if fitting:
+            pairs.append((one, fitting[0]))
+        elif chosen != "auto":
+            blank = Detection(
+                defense=min(one.against, default=""), confidence=1.0, evidence=NAMED
+            )
+            pairs.append((one, blank))
+    return sorted(pairs, key=lambda p: p[0].rank)
+
+
+def _default(exposure: str) -> list[Countermeasure]:
+    return [
+        c() for c in COUNTERMEASURES.values()
+        if c.by_default and exposure in c.exposures
+    ]  # fmt: skip
+
+
+def _named(chosen: Chosen, exposure: str) -> list[Countermeasure]:
+    found: list[Countermeasure] = []
+    for one in chosen:
+        made: Any = by_name(COUNTERMEASURES, one) if isinstance(one, str) else one
+        fits = isinstance(made, Countermeasure) and exposure in made.exposures
+        if not fits:
+            raise ConfigError(
+                "Auditor.countermeasures",
+                expected=f"countermeasures of {exposure}",
+                got=str(one),
+                hint="Those of features need split=, those of gradients none.",
+            )
+        found.append(made)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Defended:
+    """What stands in between, and what the attacker does about it.
+
+    Attributes:
+        defenses: In the order in which they act.
+        countermeasures: ``auto``, ``none``, or names and instances.
+    """
+
+    defenses: Sequence[Defense] = ()
+    countermeasures: Chosen = "auto"
+
+
+UNDEFENDED = Defended()
+
+
+def feature_detections(
+    target: FeatureTarget,
+    sent: FeatureObservation,
+    again: Tensor | None,
+    defenses: Sequence[Defense],
+) -> list[Detection]:
+    """Defenses that the attacker knows of: those stated, and those that show.
+
+    Args:
+        target: Model and cut.
+        sent: What devices sent of some images.
+        again: The same once more; None: it was recorded elsewhere.
+        defenses: What the user states.
+    """
+    images = shipped_images(REFERENCES, sent.image_shape).to(sent.features.device)
+    with torch.no_grad():
+        reference = target.exposure.predict(target.model, images).float()
+    seen = FeatureEvidence(sent.features, again, reference, target.exposure.layout)
+    return known(stated(defenses), found_in_features(seen))
+
+
+def gradient_detections(
+    sent: Sequence[Observation],
+    *,
+    again: Observation,
+    reference: Mapping[str, Tensor],
+    model: nn.Module,
+    defenses: Sequence[Defense],
+) -> list[Detection]:
+    """Defenses that the attacker knows of: those stated, and those that show.
+
+    Args:
+        sent: What some clients sent.
+        again: The first one's step once more.
+        reference: The gradient of images of the attacker's own.
+        model: The model.
+        defenses: What the user states.
+    """
+    seen = GradientEvidence(
+        [one.gradients for one in sent], again.gradients, reference, model
+    )
+    return known(stated(defenses), found_in_gradient(seen))
+
+
+def in_slots(
+    seen: FeatureObservation, wanted: Sequence[int], layout: FeatureLayout
+) -> FeatureObservation:
+    """Features with as many tokens as the model makes: zeros stand for dropped ones.
+
+    Raises:
+        ConfigError: A defense changed the shape in another way.
+    """
+    features, shape = seen.features, tuple(wanted[1:])
+    if features.shape[1:] == shape:
+        return seen
+    if layout.kind == "tokens" and features.shape[2:] == shape[1:]:
+        missing = shape[0] - features.shape[1]
+        if missing > 0:
+            return replace(seen, features=F.pad(features, (0, 0, 0, missing)))
+    raise ConfigError(
+        "Auditor.defenses",
+        expected=f"features of shape {shape} an image, or of fewer tokens",
+        got=f"{tuple(features.shape[1:])}",
+        hint="A defense must keep the shape of what is sent; it may drop tokens.",
+    )
+
+
+def about_defenses(
+    detections: Sequence[Detection], views: Sequence[FeatureView | GradientView]
+) -> list[Finding]:
+    """What a reader must know of the defenses, and of what was done about them."""
+    used = [c for v in views for c in v.stance.countermeasures]
+    found = []
+    for one in detections:
+        known_as = DEFENSES.get(one.defense)
+        title = one.defense if known_as is None else known_as.title
+        limits = "" if known_as is None else f" {known_as.does_not_protect}"
+        done = (
+            f"The attacks answer it: {', '.join(used)}."
+            if used
+            else "No countermeasure answers it here."
+        )
+        certain = f"confidence {one.confidence:.2f}"
+        found.append(
+            Finding(
+                code="defense",
+                severity="info",
+                where="what is sent",
+                title=f"Defense: {title}",
+                text=f"{one.evidence} ({certain}).{limits} {done}",
+                remedy="compare_defenses shows what it buys against an attacker who "
+                "knows of it, and what it costs.",
+            )
+        )
+    return found
+
+
+def with_notes(ran: Run[FeatureAttack], view: FeatureView) -> Run[FeatureAttack]:
+    """The run with what its countermeasures did."""
+    outcomes = [replace(o, notes=(*o.notes, *view.notes)) for o in ran.outcomes]
+    return replace(ran, stance=view.stance, outcomes=outcomes)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureView:
+    """What one kind of attacker on features works with.
+
+    Attributes:
+        target: Model and cut.
+        requests: What devices sent, as this attacker looks at it.
+        stance: How it stands to defenses.
+        notes: What its countermeasures did, with their numbers.
+    """
+
+    target: FeatureTarget
+    requests: Sequence[Request]
+    stance: Stance
+    notes: tuple[str, ...] = ()
+
+
+def feature_views(
+    target: FeatureTarget,
+    requests: Sequence[Request],
+    detections: Sequence[Detection],
+    chosen: Chosen,
+    *,
+    seed: int,
+) -> list[FeatureView]:
+    """The attackers that an audit stands for: the one who knows, the strongest, first.
+
+    Where something was found that nobody stated, the naive one attacks as well: what
+    was found may not be there.
+    """
+    pairs = answers(detections, chosen, FEATURES)
+    defense = _words(detections)
+    naive = FeatureView(target, requests, Stance(defense))
+    if not pairs:
+        return [naive]
+    sent = torch.cat([r.observation.features for r in requests])
+    shape = requests[0].observation.image_shape
+    own = replace(target, memory={})
+    seen = SeenFeatures(own, FeatureObservation(sent, shape))
+    for number, (one, found) in enumerate(pairs):
+        draws = torch.Generator().manual_seed(seed + number)
+        seen = one.see_features(seen, found, draws)
+    rows = torch.split(seen.observation.features, 1)
+    looked_at = [
+        replace(r, observation=FeatureObservation(row, shape))
+        for r, row in zip(requests, rows, strict=True)
+    ]
+    stance = Stance(defense, tuple(c.name for c, _ in pairs))
+    knowing = FeatureView(seen.target, looked_at, stance, seen.notes)
+    return [knowing] if _all_stated(pairs) else [knowing, naive]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientView:
+    """What one kind of attacker on gradients works with, for every client.
+
+    Attributes:
+        target: Model, exposure and knowledge, before any client is looked at.
+        answers: The countermeasures, each with what it answers.
+        stance: How it stands to defenses.
+        seed: Of the countermeasures' draws.
+    """
+
+    target: Target
+    answers: Answers
+    stance: Stance
+    seed: int
+
+    def aimed(self, target: Target, client: Client) -> tuple[Target, Client]:
+        """Target and client as the countermeasures make them for one client."""
+        seen = SeenGradient(target, client.step.observation)
+        for number, (one, found) in enumerate(self.answers):
+            draws = torch.Generator().manual_seed(self.seed + number)
+            seen = one.see_gradient(seen, found, draws)
+        step = replace(client.step, observation=seen.observation)
+        return seen.target, replace(client, step=step)
+
+
+def gradient_views(
+    target: Target, detections: Sequence[Detection], chosen: Chosen, *, seed: int
+) -> list[GradientView]:
+    """See :func:`feature_views`."""
+    pairs = answers(detections, chosen, GRADIENT)
+    defense = _words(detections)
+    naive = GradientView(target, [], Stance(defense), seed)
+    if not pairs:
+        return [naive]
+    stance = Stance(defense, tuple(c.name for c, _ in pairs))
+    own = replace(target, memory={})
+    knowing = GradientView(own, pairs, stance, seed)
+    return [knowing] if _all_stated(pairs) else [knowing, naive]
+
+
+def _all_stated(pairs: Answers) -> bool:
+    return all(d.evidence.startswith((STATED, NAMED)) for _, d in pairs)
+
+
+def _words(detections: Sequence[Detection]) -> str | None:
+    return ", ".join(d.defense for d in detections) if detections else None
