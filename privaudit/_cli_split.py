@@ -35,7 +35,7 @@ from privaudit._terminal import progress, say
 
 if TYPE_CHECKING:
     from privaudit.auditor import Auditor
-    from privaudit.study.sweep import Study
+    from privaudit.study.sweep import CutStudy
 
 networks = typer.Typer(
     help="Train networks that turn features back into images.", no_args_is_help=True
@@ -202,7 +202,7 @@ def _some_cuts(auditor: Auditor, pictures: Any) -> list[str]:
     return found
 
 
-def _finish(study: Study, out: Path) -> int:
+def _finish(study: CutStudy, out: Path) -> int:
     from privaudit.study import sweep_page
 
     result = study.result

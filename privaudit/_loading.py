@@ -69,6 +69,21 @@ def load_training_step(spec: str) -> Callable[..., Tensor]:
     return step  # type: ignore[no-any-return]
 
 
+def load_function(spec: str, option: str) -> Callable[..., Any]:
+    """The function named by ``package.module:function`` or ``path.py:function``.
+
+    Raises:
+        ConfigError: The place or the function cannot be used.
+    """
+    found = _named(option, spec, "a function")
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    raise ConfigError(
+        option, expected="a function", got=type(found).__name__,
+        hint="Name a function of that file.",
+    )  # fmt: skip
+
+
 def _named(option: str, spec: str, what: str) -> Any:
     """What ``package.module:name`` or ``path.py:name`` stands for."""
     place, _, name = spec.rpartition(":")

@@ -37,7 +37,7 @@ from privaudit._scoring import (
 from privaudit._threat import threat_model
 from privaudit.attacks import Attack
 from privaudit.config import AuditConfig
-from privaudit.defenses import Detection
+from privaudit.defenses import Defense, Detection
 from privaudit.exposure import GradientExposure
 from privaudit.exposure.client_step import defended
 from privaudit.inventory import Finding, Inventory, dropout_findings
@@ -207,10 +207,17 @@ class Session:
                 runs.append(replace(ran, stance=view.stance))
         return runs
 
+    def untold(self) -> list[Detection]:
+        """Defenses that show to an attacker whom nobody told of any."""
+        return [d for d in self._looked(()) if d.found]
+
     def _detections(self) -> list[Detection]:
         """Defenses that the attacker knows of: those stated, and those that show."""
         if not self.defended.defenses:
             return []  # the gradient was made here, and nothing was done to it
+        return self._looked(self.defended.defenses)
+
+    def _looked(self, told: Sequence[Defense]) -> list[Detection]:
         labels = self.first.batch.labels
         shape = self.first.batch.shape
         images = shipped_images(len(self.first.batch), shape)
@@ -220,7 +227,7 @@ class Session:
             again=self._sent(self.first, seed=self.config.seed + 104_729),
             reference=self.exposure.gradient(self.model, own),
             model=self.model,
-            defenses=self.defended.defenses,
+            defenses=told,
         )
 
     def _sent(self, client: Client, *, seed: int) -> Observation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from privaudit.defenses import Defense
     from privaudit.inventory.records import SplitCandidate
     from privaudit.recording import RecordedStep, Update
-    from privaudit.study.sweep import Study
+    from privaudit.study.compare import DefenseStudy
+    from privaudit.study.federated import FederatedTraining
+    from privaudit.study.sweep import CutStudy
 
     Gradients = Mapping[str, torch.Tensor | None] | Mapping[str, torch.Tensor]
 
@@ -140,7 +142,9 @@ class Auditor:
             shown_bands=None if shown_bands is None else list(shown_bands),
             loss="cross_entropy" if loss is None else name_of(loss),
             training_step=None if training_step is None else name_of(training_step),
-            client=client or Client(),
+            client=reduce(
+                lambda c, d: d.changed_client(c), defended.defenses, client or Client()
+            ),
             knowledge=knowledge or Knowledge(),
             attacks=attacks if isinstance(attacks, str) else [a.name for a in chosen],
             attack_settings={
@@ -331,7 +335,7 @@ class Auditor:
         splits: Sequence[str | Split] | None = None,
         *,
         out: str | Path | None = None,
-    ) -> Study:
+    ) -> CutStudy:
         """Audit one cut after the other: where does the model leak, at which cost?
 
         Args:
@@ -349,6 +353,42 @@ class Auditor:
         cuts = splits or self.split_candidates(images)
         opened = partial(self._subject.features, images)
         return swept(cuts, opened, self._feature_attacks, out)
+
+    def compare_defenses(
+        self,
+        sample: Any,
+        defenses: Sequence[Defense | Sequence[Defense]],
+        *,
+        train_data: Any = None,
+        utility: Callable[[nn.Module], float] | None = None,
+        training: FederatedTraining | None = None,
+        out: str | Path | None = None,
+    ) -> DefenseStudy:
+        """What does each defense buy against an attacker who knows of it, at what cost?
+
+        Args:
+            sample: As for :meth:`audit`.
+            defenses: One a row, or a list that acts one after the other;
+                ``Undefended()`` is what they are compared with.
+            train_data: Batches of (images in [0, 1], labels): what trained defenses
+                learn from, and models behind gradient defenses for their utility.
+            utility: model → number, larger being better; None: not measured. For the
+                share of right answers: ``privaudit.study.utility.accuracy``.
+            training: How models are trained behind gradient defenses for their utility.
+            out: A folder that keeps each part once it is done; the same call goes on
+                where it was stopped.
+
+        Raises:
+            ConfigError: No defense, one that does not act on what is sent, or a sample
+                that cannot be used.
+        """
+        from privaudit.study.compare import compared
+
+        return compared(
+            self._subject, sample, defenses, attacks=self._attacks,
+            feature_attacks=self._feature_attacks, train_data=train_data,
+            utility=utility, training=training, out=out,
+        )  # fmt: skip
 
     def open_features(
         self, sample: Any, split: Split | None = None

@@ -1,4 +1,4 @@
-"""demo · inspect · audit · report · gate · reproduce · schema, and their exit codes.
+"""demo · inspect · audit · compare · report · gate · reproduce · schema: exit codes.
 
 0 pass · 1 gate failed · 2 usage or configuration · 3 inconclusive or incomplete ·
 4 nothing audited. Heavy imports happen inside the commands.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from privaudit import _cli_prior, _cli_reproduce, _cli_split
+from privaudit import _cli_compare, _cli_prior, _cli_reproduce, _cli_split
 from privaudit import _options as read
 from privaudit._cli_common import build, explain, finish, own_output, step
 from privaudit._flags import (
@@ -76,6 +76,7 @@ app.add_typer(_cli_reproduce.app, name="reproduce")
 app.add_typer(_cli_split.networks, name="inverse-network")
 app.add_typer(_cli_prior.app, name="prior")
 app.command()(_cli_split.sweep)
+app.command()(_cli_compare.compare)
 
 JUDGING = ("demo", "audit", "gate")
 """Commands whose last line of standard output is the verdict, whatever happens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from privaudit.config import Client
     from privaudit.exposure import FeatureExposure, GradientExposure
     from privaudit.tape import Tape
     from privaudit.types import Batch, FeatureLayout
@@ -129,6 +131,31 @@ class Defense(Plugin):
         """An instance that contract tests can run in a second."""
         return cls()
 
+    @property
+    def acts_inside(self) -> bool:
+        """True where it changes what the device computes, by :meth:`on_device`."""
+        return False
+
+    def on_device(
+        self,
+        model: nn.Module,
+        exposure: FeatureExposure,
+        run: Callable[[], Any],
+        generator: torch.Generator,
+    ) -> AbstractContextManager[None]:
+        """While a device computes its features, before :meth:`apply_features`.
+
+        Args:
+            model: The whole model; it may be changed for as long as this holds.
+            exposure: Where it is cut.
+            run: Runs the whole model on the images at hand.
+            generator: Source of all randomness, on the CPU.
+
+        Raises:
+            ConfigError: It cannot act on such a model.
+        """
+        return nullcontext()
+
     def apply_features(
         self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
     ) -> Tensor:
@@ -161,6 +188,14 @@ class Defense(Plugin):
             ConfigError: It does not act on gradients.
         """
         raise self.misplaced(GRADIENT)
+
+    def changed_client(self, client: Client) -> Client:
+        """How the client makes its steps, for defenses that change that."""
+        return client
+
+    def bytes_of(self, sent: Sequence[Tensor]) -> int:
+        """What it takes to send ``sent``, as it is in memory unless it says better."""
+        return sum(t.numel() * t.element_size() for t in sent)
 
     def fit(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privaudit.defenses.base import FEATURES, Defense
-from privaudit.defenses.tokens import require_tokens
+from privaudit.defenses._tokens import require_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor

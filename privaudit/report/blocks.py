@@ -322,6 +322,43 @@ class Bars(Block):
 
 
 @dataclass(frozen=True)
+class Pair:
+    """One defense: where it puts each attacker, in drawing units."""
+
+    naive: tuple[float, float]
+    adaptive: tuple[float, float]
+    number: str
+    """Of its row in the table."""
+    label: tuple[float, float]
+    title: str
+
+
+@dataclass(frozen=True)
+class Tradeoff(Block):
+    """Leak against worth, two marks a defense, joined, as inline SVG."""
+
+    kind: ClassVar[str] = "tradeoff"
+    anchor: str
+    title: str
+    description: str
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    base: int
+    pairs: tuple[Pair, ...]
+    rows: tuple[tuple[float, str], ...]
+    columns: tuple[tuple[float, str], ...]
+    across: str
+    """What goes to the right, with its unit."""
+    upwards: str
+    """What goes upwards, with its unit."""
+    limit: tuple[float, str] | None = None
+    """An upright line with its name."""
+
+
+@dataclass(frozen=True)
 class Details(Block):
     """Blocks that most readers skip. Never the only place of something essential."""
 

@@ -219,6 +219,13 @@ class FeatureSession:
             target, observed(requests[:_LOOKED_AT]), again, self.defenses
         )
 
+    def untold(self) -> list[Detection]:
+        """Defenses that show to an attacker whom nobody told of any."""
+        again = observed(self.requests(turn=1)[:_LOOKED_AT]).features
+        sent = observed(self.requests()[:_LOOKED_AT])
+        found = feature_detections(self.target(), sent, again, ())
+        return [d for d in found if d.found]
+
     def _climb(
         self,
         attacks: Sequence[FeatureAttack],

@@ -20,6 +20,7 @@ from privaudit.errors import ConfigError, PrivauditError
 from privaudit.inventory.records import SplitCandidate
 from privaudit.report.files import make_folder
 from privaudit.result import AuditRecord, AuditResult, SplitRecord
+from privaudit.study.base import Study
 from privaudit.study.keys import CellKey
 from privaudit.study.store import Arrays, Store
 
@@ -103,7 +104,7 @@ class SweepResult(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class CutStudy(Study):
     """A finished sweep with its pictures.
 
     Attributes:
@@ -116,15 +117,15 @@ class Study:
     pictures: dict[str, Arrays]
     computed: int
 
-    def save(self, folder: str | Path) -> Path:
-        """Write ``report.json``, ``report.md`` and ``report.html``.
+    def save(self, path: str | Path) -> Path:
+        """Into a folder: write ``report.json``, ``report.md`` and ``report.html``.
 
         Raises:
             ReportError: The place cannot be written.
         """
         from privaudit.study import sweep_page
 
-        place = Path(folder)
+        place = Path(path)
         make_folder(place)
         sweep_page.write(self.result, self.pictures, place)
         return place
@@ -148,7 +149,7 @@ def swept(
     open_cut: Open,
     attacks: Sequence[FeatureAttack],
     out: str | Path | None,
-) -> Study:
+) -> CutStudy:
     """Audit one cut after the other.
 
     Args:
@@ -171,7 +172,7 @@ def swept(
             hint="split_candidates(sample) lists what there is.",
         )
     made = Sweep(open_cut, attacks, None if out is None else Store(out))
-    return Study(made.run(chosen), made.pictures, made.computed)
+    return CutStudy(made.run(chosen), made.pictures, made.computed)
 
 
 @dataclass
@@ -302,7 +303,7 @@ def _handed_over(prior: object) -> JsonValue:
 def _summed_up(split: Split, result: AuditResult) -> tuple[SweepRow, Arrays]:
     record = result.record
     worst = record.verdict.worst.get("ssim")
-    per_image = list(_leakiest(record))
+    per_image = list(leakiest(record))
     rates = [
         s.value
         for a in record.attacks
@@ -322,10 +323,10 @@ def _summed_up(split: Split, result: AuditResult) -> tuple[SweepRow, Arrays]:
         seconds=record.provenance.seconds,
         causes=[c.text for c in record.verdict.causes],
     )
-    return row, _pictures(result, row.attack)
+    return row, shown_images(result, row.attack)
 
 
-def _leakiest(record: AuditRecord) -> Iterator[float]:
+def leakiest(record: AuditRecord) -> Iterator[float]:
     """Per image the highest SSIM of any attack that counts."""
     tables = [
         a.evidence.scores.get("ssim", [])
@@ -338,7 +339,8 @@ def _leakiest(record: AuditRecord) -> Iterator[float]:
             yield max(known)
 
 
-def _pictures(result: AuditResult, attack: str) -> Arrays:
+def shown_images(result: AuditResult, attack: str) -> Arrays:
+    """First images as ``original``, and what an attack made of them."""
     found: dict[str, np.ndarray] = {}
     if attack and attack in result.attacks:
         guess = result.attacks[attack].reconstructions[:SHOWN]

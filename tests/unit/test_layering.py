@@ -30,7 +30,8 @@ MAY_ONLY_IMPORT = {
 ONLY_IMPORTED_BY = {
     "cli": {"cli", "__main__"},
     "report": {"report", "result", "auditor", "cli", "study"},
-    "study": {"study", "auditor", "cli", "_cli_reproduce", "_cli_split", "_resume"},
+    "study": {"study", "auditor", "cli", "_cli_reproduce", "_cli_split"}
+    | {"_cli_compare", "_resume"},
 }
 FAMILIES = ["attacks", "metrics", "report/sections", "defenses"]
 FAMILIES += ["countermeasures", "distances", "priors", "adapters"]
