@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from privaudit._blind import Trial, attempt, blind_preflight, blind_record
+from privaudit._blind_policy import blind_config, blind_limit
 from privaudit._controls import positive_control, shipped_images
 from privaudit._pixels import to_range
 from privaudit._precision import require_scale, unscaled
@@ -24,17 +25,25 @@ from privaudit._update_client import autocast_of, steps_of
 from privaudit._update_fit import Fitted
 from privaudit._update_notes import notes_on
 from privaudit.attacks import Attack
-from privaudit.attacks._forms import EXACT
-from privaudit.config import AuditConfig, Knowledge
+from privaudit.config import AuditConfig
+from privaudit.defenses import Detection
 from privaudit.errors import ConfigError
 from privaudit.inventory import Finding, Inventory
+from privaudit.inventory.findings import TRUTH_MISFIT
 from privaudit.result import (
     AuditRecord,
     AuditResult,
     ImageStore,
+    Preflight,
     SampleRecord,
     ThreatModel,
     gather_evidence,
+)
+from privaudit.session.stances import (
+    GradientView,
+    about_defenses,
+    error_behind,
+    gradient_views,
 )
 from privaudit.tape import Tape
 from privaudit.types import (
@@ -43,10 +52,6 @@ from privaudit.types import (
     Target,
 )
 from privaudit.verdict import (
-    GRADIENT_MATCH,
-    Limit,
-    Policy,
-    above_noise,
     judge,
 )
 
@@ -93,12 +98,12 @@ def attack_recorded(
     config = config.model_copy(update={"client": client})
     images, labels = _split(request.truth)
     if images is None:
-        config = _blind_config(config, labels_given=labels is not None)
+        config = blind_config(config, labels_given=labels is not None)
         shape = _shape(request, update, model)
         count = request.batch_size * client.local_steps
         others = to_range(_stand_ins(count, shape), config.value_range)
         session = opened(others if labels is None else (others, labels), config)
-        session.config = _blind_limit(session)
+        session.config = blind_limit(session)
         return _recorded(session, update, fitted, request).audit_blind(attacks)
     session = opened(request.truth, config)
     _require_truth(session, request, update)
@@ -125,8 +130,12 @@ class RecordedSession(Session):
         labels = self.first.batch.labels if known else None
         knowledge = AttackerKnowledge(labels)
         target = Target(self.precision.model, self.exposure, knowledge)
+        detections = self._detections()
+        views = gradient_views(
+            target, detections, self.defended.countermeasures, seed=self.config.seed
+        )
         pictures = Pictures(self.config.shown_bands)
-        trials = self._climb_blind(attacks, target, clock)
+        trials = self._climb_blind(attacks, views[0], clock)
         runs = [t.run for t in trials]
         records = [
             blind_record(t, self.first, pictures, seed=self.config.seed) for t in trials
@@ -145,7 +154,9 @@ class RecordedSession(Session):
             verdict=judge(evidence, self.config.policy),
             config=self.config,
             threat_model=self._threat_model(),
-            inventory=self._with_findings(runs, []),
+            inventory=self._with_findings(
+                runs, about_defenses(detections, views[:1])
+            ).model_copy(update={"detections": detections}),
             preflight=blind_preflight(self.first),
             samples=[self._unseen(i) for i in range(count)],
             truth_known=False,
@@ -157,17 +168,41 @@ class RecordedSession(Session):
         return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
 
     def _climb_blind(
-        self, attacks: Sequence[Attack], target: Target, clock: Clock
+        self, attacks: Sequence[Attack], view: GradientView, clock: Clock
     ) -> list[Trial]:
         trials: list[Trial] = []
+        target, client = view.aimed(view.target, self.first)
         for attack in attacks:
             exact = any(t.run.all_exact for t in trials)
             if self.config.attacks == "auto" and exact:
                 break
-            trials.append(
-                attempt(attack, target, self.first, clock=clock, seed=self.config.seed)
-            )
+            trial = attempt(attack, target, client, clock=clock, seed=self.config.seed)
+            trials.append(replace(trial, run=replace(trial.run, stance=view.stance)))
         return trials
+
+    def _detections(self) -> list[Detection]:
+        """What was recorded may have gone through a defense that nobody stated."""
+        return self._looked(self.defended.defenses)
+
+    def _again(self) -> None:
+        """It was sent once."""
+
+    def _preflight(self, view: GradientView) -> tuple[Preflight, list[Finding]]:
+        """The gradient at the truth, as the attacker who knows most compares it."""
+        check, doubts = super()._preflight(view)
+        if view.stance.defense is None or check.loss_at_truth is None:
+            return check, doubts
+        error, reach = error_behind(view, self.first, self.precision.model)
+        if error > reach:
+            return check, doubts
+        note = (
+            f"behind {view.stance.defense} the gradient at the truth is off by "
+            f"{check.loss_at_truth:.1e}, which that explains"
+        )
+        kept = [f for f in doubts if f.code != TRUTH_MISFIT]
+        notes = [n for n in check.notes if "gradient at the truth" not in n]
+        update = {"loss_at_truth": None, "notes": [*notes, note]}
+        return check.model_copy(update=update), kept
 
     def _unseen(self, index: int) -> SampleRecord:
         given = self.config.knowledge.labels == "known"
@@ -210,7 +245,7 @@ def _recorded(
 ) -> RecordedSession:
     """The session with the recorded gradient in place of the live one."""
     live = session.first
-    seen = live.step.observation
+    seen = live.step.clean
     tape, known = _masks(update, live.step.tape)
     at_truth = known and _split(request.truth)[0] is not None
     plain = unscaled(
@@ -221,7 +256,7 @@ def _recorded(
         noise=live.noise_floor,
     )
     observation = Observation(plain.gradients, seen.batch_size, seen.image_shape)
-    step = replace(live.step, observation=observation, tape=tape)
+    step = replace(live.step, observation=observation, tape=tape, undefended=None)
     first = replace(live, step=step, masks_known=known)
     values = {f.name: getattr(session, f.name) for f in fields(Session)}
     values["first"] = first
@@ -303,29 +338,6 @@ def _split(truth: Any) -> tuple[Any, Any]:
     if isinstance(truth, tuple) and len(truth) == 2 and truth[0] is None:
         return None, truth[1]
     return truth, None
-
-
-def _blind_config(config: AuditConfig, *, labels_given: bool) -> AuditConfig:
-    """Labels that nobody gave are read off."""
-    if labels_given:
-        return config
-    return config.model_copy(update={"knowledge": Knowledge(labels="inferred")})
-
-
-def _blind_limit(session: Session) -> AuditConfig:
-    """A match of the gradient is a leak, up to what the client's precision rounds."""
-    limit = above_noise(EXACT, session.precision.noise_floor)
-    policy = _blind_policy(session.config.policy, limit)
-    return session.config.model_copy(update={"policy": policy})
-
-
-def _blind_policy(policy: Policy, highest: float) -> Policy:
-    if GRADIENT_MATCH in policy.limits:
-        return policy
-    limit = Limit(limit=highest, lower_is_leakier=True)
-    limits = {**policy.limits, GRADIENT_MATCH: limit}
-    name = f"{policy.name}+{GRADIENT_MATCH}"
-    return policy.model_copy(update={"name": name, "limits": limits})
 
 
 def _shape(request: Request, update: Update, model: nn.Module) -> tuple[int, int, int]:

@@ -47,17 +47,18 @@ from privaudit.result import (
     AuditResult,
     ImageStore,
     PositiveControl,
+    Preflight,
     SampleRecord,
     SkippedInput,
     ThreatModel,
     gather_evidence,
 )
+from privaudit.session.detecting import gradient_detections
 from privaudit.session.stances import (
     UNDEFENDED,
     Defended,
     GradientView,
     about_defenses,
-    gradient_detections,
     gradient_views,
 )
 from privaudit.tape import Tape
@@ -115,11 +116,11 @@ class Session:
         joint = self.config.knowledge.labels == "joint"
         known = AttackerKnowledge(joint=joint)
         target = Target(self.precision.model, self.exposure, known)
-        check, doubts = preflight(self.model, self.exposure, self.first)
         detections = self._detections()
         views = gradient_views(
             target, detections, self.defended.countermeasures, seed=self.config.seed
         )
+        check, doubts = self._preflight(views[0])
         pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, views, clients, clock)
         doubts = [*doubts, *about_defenses(detections, views)]
@@ -173,6 +174,10 @@ class Session:
         )
         return AuditResult(record, ImageStore(pictures.files), pictures.tensors)
 
+    def _preflight(self, view: GradientView) -> tuple[Preflight, list[Finding]]:
+        """Checks of the audit itself, on what the step gives before any defense."""
+        return preflight(self.model, self.exposure, self.first)
+
     def _control(self, target: Target, runs: Sequence[Run[Attack]]) -> PositiveControl:
         """Every attack that decided has to solve a case that it must solve."""
         tried = {r.attack.name: r.attack for r in runs if r.state != "skipped"}
@@ -224,17 +229,17 @@ class Session:
         own = Batch(images.to(self.first.batch.images), labels)
         return gradient_detections(
             [c.step.observation for c in [self.first, *self._other_clients()[:3]]],
-            again=self._sent(self.first, seed=self.config.seed + 104_729),
+            again=self._again(),
             reference=self.exposure.gradient(self.model, own),
             model=self.model,
             defenses=told,
         )
 
-    def _sent(self, client: Client, *, seed: int) -> Observation:
-        """The client's gradient as it is sent, with the defenses' draws of ``seed``."""
+    def _again(self) -> Observation | None:
+        """The first client's step sent once more, with other draws of its defenses."""
         return defended(
-            client.step, self.defended.defenses, exposure=self.exposure,
-            model=self.model, batch=client.batch, seed=seed,
+            self.first.step, self.defended.defenses, exposure=self.exposure,
+            model=self.model, batch=self.first.batch, seed=self.config.seed + 104_729,
         ).observation  # fmt: skip
 
     def _not_run(

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+TRUTH_MISFIT = "loss-at-truth"
+"""Of the finding that a step cannot be recomputed."""
+
+
 def about_randomness(calls: Sequence[StochasticCall]) -> Iterator[Finding]:
     """Dropout that stays on, draws nobody owns, masks that let nothing through."""
     yield from _in_eval([c for c in calls if c.in_eval])
@@ -234,7 +238,7 @@ def names_of(calls: Sequence[StochasticCall]) -> str:
 def truth_does_not_fit(error: float) -> Finding:
     """The step cannot be recomputed from what was recorded of it."""
     return Finding(
-        code="loss-at-truth",
+        code=TRUTH_MISFIT,
         severity="warning",
         where="preflight",
         title="The client's step cannot be recomputed",

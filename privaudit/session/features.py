@@ -39,6 +39,7 @@ from privaudit.result import (
     SplitRecord,
     gather_evidence,
 )
+from privaudit.session.detecting import feature_detections
 from privaudit.session.feature_controls import feature_control
 from privaudit.session.feature_cut import OpenedCut
 from privaudit.session.feature_runner import (
@@ -53,7 +54,6 @@ from privaudit.session.stances import (
     Chosen,
     FeatureView,
     about_defenses,
-    feature_detections,
     feature_views,
     in_slots,
     with_notes,

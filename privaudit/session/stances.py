@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privaudit._controls import shipped_images
 from privaudit._plugin import by_name
 from privaudit._runner import Run, Stance
 from privaudit.attacks import FeatureAttack
@@ -24,73 +24,26 @@ from privaudit.defenses import (
     DEFENSES,
     Defense,
     Detection,
-    FeatureEvidence,
-    GradientEvidence,
 )
 from privaudit.defenses.base import FEATURES, GRADIENT
 from privaudit.errors import ConfigError
+from privaudit.exposure import relative_error
 from privaudit.inventory.records import Finding
 from privaudit.session.clients import Client
+from privaudit.session.detecting import STATED
 from privaudit.session.feature_runner import Request
 from privaudit.types import (
     FeatureLayout,
     FeatureObservation,
     FeatureTarget,
-    Observation,
     Target,
 )
+from privaudit.verdict import TRUTH_TOLERANCE
 
-REFERENCES = 32
-"""Images of the attacker's own that it compares with what was sent."""
-STATED = "stated by the user"
 NAMED = "named by the user"
 Chosen = str | Sequence[str | Countermeasure]
 """``auto``, ``none``, or names and instances."""
 Answers = Sequence[tuple[Countermeasure, Detection]]
-
-
-def stated(defenses: Sequence[Defense]) -> list[Detection]:
-    """What the user says stands in between: the attacker is told of it."""
-    return [d.declared() for d in defenses]
-
-
-def found_in_features(seen: FeatureEvidence) -> list[Detection]:
-    """Every defense's look at the evidence that had something to say."""
-    looks = [d.detect_features(seen) for d in DEFENSES.values()]
-    return _sure_first([one for one in looks if one is not None])
-
-
-def found_in_gradient(seen: GradientEvidence) -> list[Detection]:
-    """Every defense's look at the evidence that had something to say."""
-    looks = [d.detect_gradient(seen) for d in DEFENSES.values()]
-    return _sure_first([one for one in looks if one is not None])
-
-
-def _sure_first(found: list[Detection]) -> list[Detection]:
-    return sorted(found, key=lambda d: -d.confidence)
-
-
-def known(told: Sequence[Detection], found: Sequence[Detection]) -> list[Detection]:
-    """What the attacker goes by: all that was stated, and what else was found.
-
-    Of a defense that was both, the statement with the estimates that it lacks.
-    """
-    by_defense = {d.defense: d for d in found}
-    merged = []
-    for one in told:
-        other = by_defense.get(one.defense)
-        extra = {} if other is None else other.estimate
-        seen = "" if other is None or not other.found else f"; {other.evidence}"
-        merged.append(
-            one.model_copy(
-                update={
-                    "estimate": {**extra, **one.estimate},
-                    "evidence": one.evidence + seen,
-                }
-            )
-        )
-    names = {d.defense for d in told}
-    return [*merged, *(d for d in found if d.found and d.defense not in names)]
 
 
 def answers(detections: Sequence[Detection], chosen: Chosen, exposure: str) -> Answers:
@@ -164,50 +117,6 @@ class Defended:
 
 
 UNDEFENDED = Defended()
-
-
-def feature_detections(
-    target: FeatureTarget,
-    sent: FeatureObservation,
-    again: Tensor | None,
-    defenses: Sequence[Defense],
-) -> list[Detection]:
-    """Defenses that the attacker knows of: those stated, and those that show.
-
-    Args:
-        target: Model and cut.
-        sent: What devices sent of some images.
-        again: The same once more; None: it was recorded elsewhere.
-        defenses: What the user states.
-    """
-    images = shipped_images(REFERENCES, sent.image_shape).to(sent.features.device)
-    with torch.no_grad():
-        reference = target.exposure.predict(target.model, images).float()
-    seen = FeatureEvidence(sent.features, again, reference, target.exposure.layout)
-    return known(stated(defenses), found_in_features(seen))
-
-
-def gradient_detections(
-    sent: Sequence[Observation],
-    *,
-    again: Observation,
-    reference: Mapping[str, Tensor],
-    model: nn.Module,
-    defenses: Sequence[Defense],
-) -> list[Detection]:
-    """Defenses that the attacker knows of: those stated, and those that show.
-
-    Args:
-        sent: What some clients sent.
-        again: The first one's step once more.
-        reference: The gradient of images of the attacker's own.
-        model: The model.
-        defenses: What the user states.
-    """
-    seen = GradientEvidence(
-        [one.gradients for one in sent], again.gradients, reference, model
-    )
-    return known(stated(defenses), found_in_gradient(seen))
 
 
 def in_slots(
@@ -368,3 +277,22 @@ def _all_stated(pairs: Answers) -> bool:
 
 def _words(detections: Sequence[Detection]) -> str | None:
     return ", ".join(d.defense for d in detections) if detections else None
+
+
+def error_behind(
+    view: GradientView, client: Client, model: nn.Module
+) -> tuple[float, float]:
+    """How far the gradient at the truth is off, as an attacker compares it.
+
+    Returns:
+        The relative error, and how much of it the noise that was found may explain.
+    """
+    target, seen = view.aimed(view.target, client)
+    guess: Mapping[str, Tensor] = target.exposure.gradient(
+        model, client.batch, tape=client.step.tape
+    )
+    sent = seen.step.observation.gradients
+    for compare in target.comparisons:
+        guess, sent = compare(guess, sent)
+    reach = max(TRUTH_TOLERANCE, 2 * math.sqrt(target.noise_share))
+    return relative_error(guess, sent), reach
