@@ -44,6 +44,7 @@ from privaudit.session.stances import (
     about_defenses,
     error_behind,
     gradient_views,
+    with_stance,
 )
 from privaudit.tape import Tape
 from privaudit.types import (
@@ -132,8 +133,9 @@ class RecordedSession(Session):
         target = Target(self.precision.model, self.exposure, knowledge)
         detections = self._detections()
         views = gradient_views(
-            target, detections, self.defended.countermeasures, seed=self.config.seed
-        )
+            target, self.first, detections, self.defended.countermeasures,
+            seed=self.config.seed,
+        )  # fmt: skip
         pictures = Pictures(self.config.shown_bands)
         trials = self._climb_blind(attacks, views[0], clock)
         runs = [t.run for t in trials]
@@ -153,7 +155,7 @@ class RecordedSession(Session):
         record = AuditRecord(
             verdict=judge(evidence, self.config.policy),
             config=self.config,
-            threat_model=self._threat_model(),
+            threat_model=with_stance(self._threat_model(), views[0].stance),
             inventory=self._with_findings(
                 runs, about_defenses(detections, views[:1])
             ).model_copy(update={"detections": detections}),

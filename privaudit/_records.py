@@ -170,6 +170,8 @@ class AttackRecord(Record):
     """What it was up against, stated or found; None: nothing."""
     countermeasures: list[str] = Field(default_factory=list)
     """What was done about it, in order; empty: the naive attack."""
+    countermeasure_notes: list[str] = Field(default_factory=list)
+    """What that came to, with its numbers."""
     outcomes: list[SampleOutcome] = Field(default_factory=list)
     """One per image, in sample order."""
     optimised: int | None = None

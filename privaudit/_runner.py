@@ -58,10 +58,12 @@ class Stance:
     Attributes:
         defense: What was sent went through it, stated or found; None: nothing.
         countermeasures: What the attacker does about it, in order.
+        notes: What that came to, with its numbers; of the first client.
     """
 
     defense: str | None = None
     countermeasures: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 NAIVE = Stance()
@@ -327,10 +329,17 @@ def _verified(
     if not client.masks_known:
         return _verified_by_image(outcome, client)
     apart = observation_error(target, client, images) if images is not None else 0.0
+    defended = client.step.undefended is not None
     tolerance = above_noise(CLAIM_TOLERANCE, client.noise_floor)
     if apart > tolerance and outcome.search is not None:
         # Masks of its own making explain the gradient as well as the client's do.
         return replace(outcome, state=_short_of_exact(outcome), residual=apart)
+    if images is not None and apart > tolerance and defended:
+        reason = (
+            f"{outcome.reason}; matches what was sent, not what the client computed "
+            f"(relative error {apart:.1e})"
+        )
+        return replace(outcome, state="plateau", reason=reason, residual=apart)
     if images is None or apart > tolerance:
         reason = (
             "claims an exact match, but the client's step on it gives another gradient "
@@ -375,9 +384,10 @@ def _furthest(truth: Tensor, guess: Tensor) -> float:
 def observation_error(target: Target, client: Client, images: Tensor) -> float:
     """Relative error of the gradient of ``images`` under the client's real masks.
 
+    Against the client's own gradient, whatever a defense then made of it.
     A batch comes back in any order; masks and labels belong to the client's.
     """
     guess_of = assignment(client.batch.images, images)
     batch = Batch(images[guess_of].to(client.batch.images), client.batch.labels)
     guess = target.exposure.gradient(target.model, batch, tape=client.step.tape)
-    return relative_error(guess, client.step.observation.gradients)
+    return relative_error(guess, client.step.clean.gradients)

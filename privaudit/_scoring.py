@@ -91,6 +91,7 @@ def attack_record(
         seed=seed,
         defense=ran.stance.defense,
         countermeasures=list(ran.stance.countermeasures),
+        countermeasure_notes=list(ran.stance.notes),
         **_search(ran, clients, pictures),
         outcomes=_outcomes(ran, clients),
         prior=_prior(ran, truth, pictures),

@@ -60,6 +60,7 @@ from privaudit.session.stances import (
     GradientView,
     about_defenses,
     gradient_views,
+    with_stance,
 )
 from privaudit.tape import Tape
 from privaudit.types import AttackerKnowledge, Batch, Observation, Target
@@ -118,8 +119,9 @@ class Session:
         target = Target(self.precision.model, self.exposure, known)
         detections = self._detections()
         views = gradient_views(
-            target, detections, self.defended.countermeasures, seed=self.config.seed
-        )
+            target, self.first, detections, self.defended.countermeasures,
+            seed=self.config.seed,
+        )  # fmt: skip
         check, doubts = self._preflight(views[0])
         pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, views, clients, clock)
@@ -148,7 +150,7 @@ class Session:
             verdict=verdict,
             metrics_off=metrics_off(),
             config=self.config,
-            threat_model=self._threat_model(),
+            threat_model=with_stance(self._threat_model(), views[0].stance),
             inventory=self._with_findings(runs, doubts).model_copy(
                 update={"detections": detections}
             ),

@@ -56,7 +56,7 @@ from privaudit.session.stances import (
     about_defenses,
     feature_views,
     in_slots,
-    with_notes,
+    with_stance,
 )
 from privaudit.types import Batch, FeatureObservation, FeatureTarget
 from privaudit.verdict import judge
@@ -142,11 +142,14 @@ class FeatureSession:
             verdict=verdict,
             metrics_off=metrics_off(),
             config=self.config,
-            threat_model=feature_threat_model(
-                self.split,
-                public=self.public,
-                priors=list(self.priors),
-                cards=[r.prior.card for r in records if r.prior is not None],
+            threat_model=with_stance(
+                feature_threat_model(
+                    self.split,
+                    public=self.public,
+                    priors=list(self.priors),
+                    cards=[r.prior.card for r in records if r.prior is not None],
+                ),
+                views[0].stance,
             ),
             inventory=self._with_defenses(detections, views),
             preflight=check,
@@ -245,7 +248,7 @@ class FeatureSession:
             ran = run_features(
                 attack, view.target, view.requests, clock=part, seed=self.config.seed
             )
-            runs.append(with_notes(ran, view))
+            runs.append(replace(ran, stance=view.stance))
             if part.cancelled:
                 clock.cancel()
         return runs

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from privaudit._plugin import by_name
-from privaudit._runner import Run, Stance
-from privaudit.attacks import FeatureAttack
+from privaudit._runner import Stance
 from privaudit.countermeasures import (
     COUNTERMEASURES,
     Countermeasure,
@@ -29,6 +28,7 @@ from privaudit.defenses.base import FEATURES, GRADIENT
 from privaudit.errors import ConfigError
 from privaudit.exposure import relative_error
 from privaudit.inventory.records import Finding
+from privaudit.result import ThreatModel
 from privaudit.session.clients import Client
 from privaudit.session.detecting import STATED
 from privaudit.session.feature_runner import Request
@@ -36,6 +36,7 @@ from privaudit.types import (
     FeatureLayout,
     FeatureObservation,
     FeatureTarget,
+    Observation,
     Target,
 )
 from privaudit.verdict import TRUTH_TOLERANCE
@@ -172,10 +173,20 @@ def about_defenses(
     return found
 
 
-def with_notes(ran: Run[FeatureAttack], view: FeatureView) -> Run[FeatureAttack]:
-    """The run with what its countermeasures did."""
-    outcomes = [replace(o, notes=(*o.notes, *view.notes)) for o in ran.outcomes]
-    return replace(ran, stance=view.stance, outcomes=outcomes)
+def with_stance(threat: ThreatModel, stance: Stance) -> ThreatModel:
+    """The threat model, with what the strongest attacker knows of defenses."""
+    if stance.defense is None:
+        return threat
+    if not stance.countermeasures:
+        said = f"that what it sees went through: {stance.defense}"
+        listed = [*threat.does_not_know, said]
+        return threat.model_copy(update={"does_not_know": listed})
+    said = f"that what it sees went through: {stance.defense}"
+    listed = [
+        *threat.knows,
+        f"{said}; it answers by {', '.join(stance.countermeasures)}",
+    ]
+    return threat.model_copy(update={"knows": listed})
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,13 +197,11 @@ class FeatureView:
         target: Model and cut.
         requests: What devices sent, as this attacker looks at it.
         stance: How it stands to defenses.
-        notes: What its countermeasures did, with their numbers.
     """
 
     target: FeatureTarget
     requests: Sequence[Request]
     stance: Stance
-    notes: tuple[str, ...] = ()
 
 
 def feature_views(
@@ -225,8 +234,8 @@ def feature_views(
         replace(r, observation=FeatureObservation(row, shape))
         for r, row in zip(requests, rows, strict=True)
     ]
-    stance = Stance(defense, tuple(c.name for c, _ in pairs))
-    knowing = FeatureView(seen.target, looked_at, stance, seen.notes)
+    stance = Stance(defense, tuple(c.name for c, _ in pairs), seen.notes)
+    knowing = FeatureView(seen.target, looked_at, stance)
     return [knowing] if _all_stated(pairs) else [knowing, naive]
 
 
@@ -248,25 +257,36 @@ class GradientView:
 
     def aimed(self, target: Target, client: Client) -> tuple[Target, Client]:
         """Target and client as the countermeasures make them for one client."""
-        seen = SeenGradient(target, client.step.observation)
-        for number, (one, found) in enumerate(self.answers):
-            draws = torch.Generator().manual_seed(self.seed + number)
-            seen = one.see_gradient(seen, found, draws)
+        seen = self.seen(target, client.step.observation)
         step = replace(client.step, observation=seen.observation)
         return seen.target, replace(client, step=step)
 
+    def seen(self, target: Target, observation: Observation) -> SeenGradient:
+        """What attacks are given of one observation."""
+        seen = SeenGradient(target, observation)
+        for number, (one, found) in enumerate(self.answers):
+            draws = torch.Generator().manual_seed(self.seed + number)
+            seen = one.see_gradient(seen, found, draws)
+        return seen
+
 
 def gradient_views(
-    target: Target, detections: Sequence[Detection], chosen: Chosen, *, seed: int
+    target: Target,
+    first: Client,
+    detections: Sequence[Detection],
+    chosen: Chosen,
+    *,
+    seed: int,
 ) -> list[GradientView]:
-    """See :func:`feature_views`."""
+    """See :func:`feature_views`; ``first`` is the client whose numbers are told."""
     pairs = answers(detections, chosen, GRADIENT)
     defense = _words(detections)
     naive = GradientView(target, [], Stance(defense), seed)
     if not pairs:
         return [naive]
-    stance = Stance(defense, tuple(c.name for c, _ in pairs))
     own = replace(target, memory={})
+    seen = GradientView(own, pairs, Stance(), seed).seen(own, first.step.observation)
+    stance = Stance(defense, tuple(c.name for c, _ in pairs), seen.notes)
     knowing = GradientView(own, pairs, stance, seed)
     return [knowing] if _all_stated(pairs) else [knowing, naive]
 

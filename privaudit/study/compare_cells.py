@@ -125,8 +125,7 @@ def attacked(result: AuditResult) -> Attacked:
         if s.value is not None
     ]
     means = {a.evidence.label: _mean_ssim(a.evidence.scores) for a in ran}
-    used = [a for a in ran if worst is not None and a.evidence.label == worst.attack]
-    notes = [o.note for a in used for o in a.outcomes[:1] if o.note]
+    notes = list(dict.fromkeys(n for a in ran for n in a.countermeasure_notes))
     control = record.positive_control
     return Attacked(
         word=record.verdict.word,

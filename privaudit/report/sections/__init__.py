@@ -5,6 +5,7 @@ from privaudit.report.sections.attacks import attacks_run as attacks_run
 from privaudit.report.sections.causes import causes_and_warnings as causes_and_warnings
 from privaudit.report.sections.chart import values_per_image as values_per_image
 from privaudit.report.sections.controls import controls_of_audit as controls_of_audit
+from privaudit.report.sections.defenses import defenses_met as defenses_met
 from privaudit.report.sections.first_screen import first_screen_of as first_screen_of
 from privaudit.report.sections.gallery import picture_gallery as picture_gallery
 from privaudit.report.sections.inventory import model_inventory as model_inventory
