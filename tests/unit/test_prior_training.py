@@ -14,7 +14,13 @@ from torch import Tensor
 
 from privaudit._prior_images import stack
 from privaudit.errors import ConfigError
-from privaudit.priors.diffusion import DIFFUSION_PRIORS, Trained, found, loaded
+from privaudit.priors.diffusion import (
+    DIFFUSION_PRIORS,
+    Natural,
+    Trained,
+    found,
+    loaded,
+)
 from privaudit.priors.diffusion import file as prior_file
 from privaudit.priors.diffusion._training import PriorTrainer, PriorTraining
 from privaudit.priors.diffusion.schedule import add_noise, cosine_alphas, split
@@ -104,6 +110,17 @@ def test_images_that_a_prior_cannot_draw_are_refused() -> None:
     for shape in ((3, 28, 28), (1, 4, 28)):
         with pytest.raises(ConfigError, match=r"prior 'digits'.*expected images of 1"):
             prior.latent_shape(shape)
+
+
+def test_large_images_are_drawn_at_the_scale_that_was_learnt() -> None:
+    prior = loaded("natural", DIFFUSION_PRIORS, CPU)
+    for side, drawn in ((32, 32), (64, 64), (96, 96), (128, 64), (224, 112), (256, 64)):
+        assert prior.latent_shape((3, side, side)) == (3, drawn, drawn)
+    assert prior.encode(torch.zeros(2, 3, 128, 128)).shape == (2, 3, 64, 64)
+    assert prior.encode(torch.zeros(2, 3, 48, 48)).shape == (2, 3, 48, 48)
+    whole = Natural(whole=True).load(CPU)
+    assert whole.latent_shape((3, 256, 256)) == (3, 256, 256)
+    assert whole.encode(torch.zeros(1, 3, 128, 128)).shape == (1, 3, 128, 128)
 
 
 # the network

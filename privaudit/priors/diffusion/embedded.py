@@ -34,6 +34,9 @@ class Natural(DiffusionPrior):
 
     name: ClassVar[str] = "natural"
 
+    whole: bool = False
+    """Draw every pixel of images of 128 pixels and more, and not at half the size."""
+
     @property
     def file(self) -> Path:
         """Where its weights are."""
@@ -41,7 +44,7 @@ class Natural(DiffusionPrior):
 
     def load(self, device: torch.device) -> DiffusionModel:
         """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
-        return file.in_memory(*file.load(self.file), device)
+        return file.in_memory(*file.load(self.file), device, whole=self.whole)
 
 
 class Trained(DiffusionPrior):
@@ -51,6 +54,8 @@ class Trained(DiffusionPrior):
 
     path: Path
     """Of the file."""
+    whole: bool = False
+    """Draw every pixel of images far larger than those that it learnt, too."""
 
     def check(self) -> None:
         """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
@@ -58,4 +63,4 @@ class Trained(DiffusionPrior):
 
     def load(self, device: torch.device) -> DiffusionModel:
         """See :class:`~privaudit.priors.diffusion.DiffusionPrior`."""
-        return file.in_memory(*file.load(self.path), device)
+        return file.in_memory(*file.load(self.path), device, whole=self.whole)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -71,11 +72,21 @@ def load(path: Path) -> tuple[UNet, NetworkFacts]:
 
 
 def in_memory(
-    network: UNet, facts: NetworkFacts, device: torch.device
+    network: UNet, facts: NetworkFacts, device: torch.device, *, whole: bool = False
 ) -> DiffusionModel:
-    """A network of ours as a prior on pixels."""
+    """A network of ours as a prior on pixels.
+
+    Args:
+        network: What was read.
+        facts: What it is.
+        device: Where it is to run.
+        whole: Draw every pixel of large images. By default those of twice the side
+            that it learnt, or more, are drawn at half, a quarter … of their size, and
+            enlarged: it knows what a scene looks like at the scale that it has seen.
+    """
     network = network.to(device)
     channels = facts.card.channels
+    learnt = min(facts.card.size) if facts.card.size else 0
 
     def latent_shape(shape: Shape) -> Shape:
         if shape[0] != channels or min(shape[1:]) < SMALLEST:
@@ -86,21 +97,39 @@ def in_memory(
                 hint="Take a prior for such images, or train one: "
                 "`privaudit prior train`.",
             )
-        return shape
+        factor = 1 if whole else _factor(shape, learnt)
+        return shape[0], shape[1] // factor, shape[2] // factor
 
     def same(images: Tensor) -> Tensor:
         return images
+
+    def smaller(images: Tensor) -> Tensor:
+        shape = images.shape[1:]
+        wanted = latent_shape((shape[0], shape[1], shape[2]))
+        if tuple(shape) == wanted:
+            return images
+        return F.interpolate(
+            images, wanted[1:], mode="bilinear", antialias=True, align_corners=False
+        )
 
     return DiffusionModel(
         predict=network,
         alphas=cosine_alphas(facts.levels),
         prediction=facts.prediction,
         decode=same,
-        encode=same,
+        encode=smaller,
         latent_shape=latent_shape,
         clip=True,
         card=facts.card,
     )
+
+
+def _factor(shape: Shape, learnt: int) -> int:
+    """The power of two by which an image is at least the side that was learnt."""
+    factor = 1
+    while learnt and min(shape[1:]) >= 2 * factor * learnt:
+        factor *= 2
+    return factor
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str]:
