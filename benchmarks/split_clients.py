@@ -80,6 +80,15 @@ def pictures(file: Path, folder: str, side: int) -> Tensor:
     return torch.stack(list(_read(file, folder, side)))
 
 
+def labelled(file: Path, folder: str, side: int) -> tuple[Tensor, Tensor]:
+    """All pictures of a part, and the number of each one's folder, by name."""
+    with zipfile.ZipFile(file) as archive:
+        names = [n for n in sorted(archive.namelist()) if n.startswith(folder)]
+    kinds = [n.split("/")[-2] for n in names if n.endswith((".jpg", ".png"))]
+    order = sorted(set(kinds))
+    return pictures(file, folder, side), torch.tensor([order.index(k) for k in kinds])
+
+
 def _read(file: Path, folder: str, side: int) -> Iterator[Tensor]:
     with zipfile.ZipFile(file) as archive:
         for name in sorted(archive.namelist()):

@@ -35,6 +35,7 @@ from privaudit.study.compare_result import (
     answer,
     sentence,
 )
+from privaudit.study.rates_figure import rates_section
 from privaudit.study.store import Arrays
 
 TITLE = "What does each defense buy, and what does it cost?"
@@ -97,8 +98,13 @@ def page(result: ComparisonResult, pictures: Mapping[str, Arrays]) -> str:
     sections = [_top(result)]
     chart = _chart(result)
     trade: list[Block] = [] if chart is None else [chart]
-    trade.append(_table(result))
+    trade += [
+        _table(result, "What attackers got", _LEAK),
+        _table(result, "What it costs, and what answers it", _PRICE),
+    ]
     sections.append(Section("trade-off", "Leak against worth", tuple(trade)))
+    rates = rates_section(result.rows, result.paper)
+    sections += [] if rates is None else [rates]
     said = tuple(sentence(r, result) for r in result.rows)
     sections.append(Section("each", "Each defense in a sentence", (Bullets(said),)))
     strips = [
@@ -159,11 +165,17 @@ _COLUMNS = (
 )
 
 
-def _table(result: ComparisonResult) -> Table:
+_LEAK = ("#", "Defense", *(c.title for c in _COLUMNS[2:9]))
+_PRICE = ("#", "Defense", *(c.title for c in _COLUMNS[9:]))
+"""The columns of each table of the page: all of them side by side are too wide."""
+
+
+def _table(result: ComparisonResult, caption: str, titles: Sequence[str]) -> Table:
+    kept = [i for i, c in enumerate(_COLUMNS) if c.title in titles]
     return table(
-        "Every defense, in the order asked for",
-        _COLUMNS,
-        [_row(i, r) for i, r in _numbered(result)],
+        f"{caption}, in the order asked for",
+        [_COLUMNS[i] for i in kept],
+        [[_row(n, r)[i] for i in kept] for n, r in _numbered(result)],
     )
 
 

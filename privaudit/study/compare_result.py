@@ -117,6 +117,8 @@ class ComparisonResult(_Record):
     """What the utility is; empty: none was given."""
     ssim_limit: float | None
     rows: list[DefenseRow]
+    paper: dict[float, float] = Field(default_factory=dict)
+    """SSIM of the paper's attack by dropout rate, to be drawn beside ours."""
     interrupted: bool = False
 
     @property

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from privaudit import __version__
@@ -247,14 +248,7 @@ class Comparison:
             return self._fitted[1:]
         model, acting = self.subject.model, list(chain)
         if any(d.trained for d in chain):
-            data = self.data
-            if data is None:
-                raise ConfigError(
-                    "compare_defenses(train_data)",
-                    expected=f"images and labels that {label} can learn from",
-                    got="None",
-                    hint="Pass train_data: batches of (images in [0, 1], labels).",
-                )
+            data = self.data or _nothing_to_learn_from(label)
             draws = torch.Generator().manual_seed(self.subject.config.seed)
             with opened(self.subject, self.sample) as session:
                 exposure = session.exposure
@@ -337,3 +331,17 @@ def _name(utility: Utility | None) -> str:
         return ""
     named = str(getattr(utility, "__qualname__", type(utility).__name__))
     return "accuracy" if named.startswith("accuracy.") else named
+
+
+def _nothing_to_learn_from(label: str) -> TrainData:
+    """Refuses once a defense asks for data: some only set something in the model."""
+
+    def batches() -> Any:
+        raise ConfigError(
+            "compare_defenses(train_data)",
+            expected=f"images and labels that {label} can learn from",
+            got="None",
+            hint="Pass train_data: batches of (images in [0, 1], labels).",
+        )
+
+    return TrainData(batches, F.cross_entropy)
