@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,8 +58,8 @@ class FeatureExposure:
             seed: Of the defenses' draws; every image has draws of its own.
         """
         with torch.no_grad():
-            sent = self.predict(model, batch.images).detach().float()
-            sent = self.defended(sent, defenses, seed)
+            sent = self._computed(model, batch.images, defenses, seed)
+            sent = self.defended(sent.detach().float(), defenses, seed)
         return FeatureObservation(sent.clone(), batch.shape)
 
     def defended(self, sent: Tensor, defenses: Sequence[Defense], seed: int) -> Tensor:
@@ -70,6 +72,39 @@ class FeatureExposure:
             for defense in defenses:
                 row = defense.apply_features(row, self.layout, draws)
             rows.append(row)
+        return torch.cat(rows)
+
+    def captured(
+        self,
+        model: nn.Module,
+        run: Callable[[], Any],
+        defenses: Sequence[Defense],
+        seed: int,
+    ) -> Tensor:
+        """Features as a device computes them, under defenses that act before the cut.
+
+        Args:
+            model: The whole model.
+            run: Runs it.
+            defenses: Those that do not act inside change nothing here.
+            seed: Of their draws.
+        """
+        draws = torch.Generator().manual_seed(seed)
+        with ExitStack() as stack:
+            for defense in defenses:
+                held = defense.on_device(model, self, run, draws)
+                stack.enter_context(held)
+            return self.cut.capture(model, run)
+
+    def _computed(
+        self, model: nn.Module, images: Tensor, defenses: Sequence[Defense], seed: int
+    ) -> Tensor:
+        if not any(d.acts_inside for d in defenses):
+            return self.predict(model, images)
+        rows = []
+        for index, image in enumerate(torch.split(images, 1)):
+            run = partial(self._forward, model, image)
+            rows.append(self.captured(model, run, defenses, _mixed(seed, index) + 1))
         return torch.cat(rows)
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+"""A random share of the values is not sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from pydantic import Field
+
+from privaudit.defenses.base import FEATURES, Defense
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privaudit.types import FeatureLayout
+
+
+class RandomZeroing(Defense):
+    """``h' = b·h``, with b zero for each value independently at probability ``ratio``.
+
+    What is left is not scaled up by 1 / (1 − ratio), as dropout does it: the server
+    gets the values as they are.
+    Source: He 2020 (dropout as a defense in collaborative inference); differs in that
+    no scale is applied.
+    """
+
+    name: ClassVar[str] = "random_zeroing"
+    title: ClassVar[str] = "Random zeroing"
+    source: ClassVar[str] = "He 2020"
+    exposures: ClassVar[frozenset[str]] = frozenset({FEATURES})
+    does_not_protect: ClassVar[str] = (
+        "The values that are sent: zeros show where values are missing, and as long as "
+        "those that are left outnumber the pixels they determine the image."
+    )
+
+    ratio: float = Field(default=0.5, gt=0, lt=1)
+    """p, share of the values that become zero, on average."""
+
+    def apply_features(
+        self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
+    ) -> Tensor:
+        """See :class:`~privaudit.defenses.Defense`."""
+        zeroed = torch.rand(sent.shape, generator=generator) < self.ratio
+        return sent.masked_fill(zeroed.to(sent.device), 0.0)
