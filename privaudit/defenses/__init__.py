@@ -15,6 +15,7 @@ from privaudit.defenses.client_settings import MoreLocalSteps as MoreLocalSteps
 from privaudit.defenses.clipping import GradientClipping as GradientClipping
 from privaudit.defenses.disco import Disco as Disco
 from privaudit.defenses.dp_sgd import DpSgd as DpSgd
+from privaudit.defenses.dropout_rate import DropoutRate as DropoutRate
 from privaudit.defenses.noise import GaussianNoise as GaussianNoise
 from privaudit.defenses.noise import LaplaceNoise as LaplaceNoise
 from privaudit.defenses.nopeek import NoPeek as NoPeek
