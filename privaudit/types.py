@@ -130,6 +130,8 @@ GradientComparison = Callable[[Gradients, Gradients], tuple[Gradients, Gradients
 """(guess, observed) → what of them is compared: a countermeasure's part of a loss."""
 FeatureComparison = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """The same of features, (rows, …) each."""
+FeatureCorruption = Callable[[Tensor, torch.Generator], Tensor]
+"""Clean features and draws → features as a defense would send them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +208,8 @@ class FeatureTarget:
         comparisons: What countermeasures do to both sides before they are compared.
         noise_share: Mean square of the noise in the features as a share of their own:
             a search need not come closer.
+        corruptions: What is done to features of the attacker's own before a network
+            learns from them, so that they are like those that were sent.
     """
 
     model: nn.Module
@@ -215,12 +219,19 @@ class FeatureTarget:
     memory: dict[str, object] = field(default_factory=dict)
     comparisons: Sequence[FeatureComparison] = ()
     noise_share: float = 0.0
+    corruptions: Sequence[FeatureCorruption] = ()
 
     def compared(self, guess: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
         """Guess and observation as the countermeasures look at them, (rows, …) each."""
         for compare in self.comparisons:
             guess, observed = compare(guess, observed)
         return guess, observed
+
+    def corrupted(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Clean features (batch, …) as defenses would have sent them."""
+        for corrupt in self.corruptions:
+            features = corrupt(features, generator)
+        return features
 
 
 @dataclass(frozen=True, eq=False)

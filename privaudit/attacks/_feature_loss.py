@@ -21,6 +21,9 @@ from privaudit.errors import AttackError
 from privaudit.priors import PatchBoundary, PixelTotalVariation
 from privaudit.types import FeatureLayout, FeatureObservation, FeatureTarget
 
+PRIOR_PER_NOISE = 5.0
+"""How many times more smoothness counts where all of the features is noise."""
+
 
 class Parts(NamedTuple):
     """The loss of some images, each part of shape (rows,), weights not yet applied.
@@ -59,12 +62,17 @@ class FeatureLoss:
         )
         layout = self.target.exposure.layout
         guess, observed = self.target.compared(guess, self.observed)
-        return self.distance.measure(guess, observed, layout)
+        apart = self.distance.measure(guess, observed, layout)
+        share = self.target.noise_share
+        if not share:
+            return apart
+        return (apart - self.distance.floor(observed, share, layout)).clamp_min(0)
 
     def parts(self, images: Tensor) -> Parts:
         """All parts for images of shape (rows, C, H, W)."""
         smooth = PixelTotalVariation().penalty(images)
         smooth = smooth * share_of_prior(images, self.observed)
+        smooth = smooth * (1 + PRIOR_PER_NOISE * self.target.noise_share)
         seams = torch.zeros_like(smooth)
         if self.boundary is not None:
             seams = self.boundary.penalty(images)

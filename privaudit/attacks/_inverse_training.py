@@ -105,6 +105,7 @@ def fresh(
 ) -> LearnedInverse:
     """A network that has learnt nothing yet, on the device of the features."""
     features = features_of(target, images[:_FOR_STATISTICS])
+    features = target.corrupted(features, generator)
     layout = target.exposure.layout
     decoder = decoder_for(
         layout,
@@ -207,6 +208,7 @@ class _Training:
             turned = flips.to(images.device)[:, None, None, None]
             images = torch.where(turned, images.flip(-1), images)
         features = features_of(self.target, images)
+        features = self.target.corrupted(features, self.generator)
         drawn = self.network(features, self._masked(features))
         error = (drawn - images.to(drawn)).square().mean()
         optimiser.zero_grad()

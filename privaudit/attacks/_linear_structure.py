@@ -60,6 +60,16 @@ class Structure:
         )
 
     @property
+    def unreached(self) -> tuple[str, ...]:
+        """What countermeasures do that equations have no room for."""
+        if not self.image_map.target.comparisons:
+            return ()
+        return (
+            "features were solved for as they came: countermeasures that act where "
+            "features are compared do not reach this attack",
+        )
+
+    @property
     def outcomes(self) -> tuple[FormOutcome, ...]:
         """Which forms fit this map, and why the others do not."""
         bent = "" if self.is_affine else "features are not affine in the image"

@@ -89,8 +89,8 @@ class InverseNetwork(FeatureAttack):
         require_features(observation)
         own, rest = share_for_polish(budget, self.polish)
         trained = self._network(target, observation, own, generator)
-        if trained is None:
-            reason = f"no public images, and no trained network. {HOW_TO_GIVE}"
+        if isinstance(trained, str):
+            reason = trained
             return [Reconstruction(None, "skipped", reason)] * len(observation)
         found = _answers(target, observation, trained)
         if not self.polish:
@@ -110,9 +110,13 @@ class InverseNetwork(FeatureAttack):
         observation: FeatureObservation,
         budget: Budget,
         generator: torch.Generator,
-    ) -> Trained | None:
-        """Handed over, trained before in this audit, trained now, or none."""
-        given = target.priors.get(PRIOR)
+    ) -> Trained | str:
+        """Handed over, trained before in this audit, trained now; or why there is none.
+
+        One that was handed over learnt from features as they are: where countermeasures
+        read them in another way, one is trained.
+        """
+        given = None if target.exposure.reads else target.priors.get(PRIOR)
         if isinstance(given, nn.Module):
             return Trained(given, 0, 0, float("nan"))
         if isinstance(given, (str, Path)):
@@ -125,7 +129,7 @@ class InverseNetwork(FeatureAttack):
                 hint="Give what `train` saved, or a torch.nn.Module.",
             )
         if target.public is None or not len(target.public):
-            return None
+            return _missing(target)
         _require_size(target.public, observation)
         key = f"{PRIOR}: {self.model_dump_json(exclude={'polish'})}"
         known = target.memory.get(key)
@@ -133,6 +137,15 @@ class InverseNetwork(FeatureAttack):
             known = train(target, self, budget=budget, generator=generator)
             target.memory[key] = known
         return known
+
+
+def _missing(target: FeatureTarget) -> str:
+    if target.exposure.reads and target.priors.get(PRIOR) is not None:
+        return (
+            "the network that was handed over takes features as they are sent, but a "
+            'countermeasure changes them. Pass priors={"public_images": images} too.'
+        )
+    return f"no public images, and no trained network. {HOW_TO_GIVE}"
 
 
 def _require_size(public: Tensor, observation: FeatureObservation) -> None:
@@ -156,7 +169,7 @@ def _answers(
     start = _feature_loss.loss_at(target, observation, grey, DISTANCE)
     final = _feature_loss.loss_at(target, observation, images, DISTANCE)
     state, reason = _state(trained)
-    notes = _notes(trained)
+    notes = (*_notes(trained), *_unreached(target))
     return [
         Reconstruction(
             images[i : i + 1].clone(),
@@ -187,6 +200,17 @@ def _notes(trained: Trained) -> Sequence[str]:
         f"trained on {trained.images} public images for {trained.iterations} "
         f"iterations to a mean squared error of {trained.error:.4f}",
     )
+
+
+def _unreached(target: FeatureTarget) -> Sequence[str]:
+    """What countermeasures do that a network knows nothing of which was handed over."""
+    given = target.priors.get(PRIOR) is not None and not target.exposure.reads
+    if given and (target.corruptions or target.comparisons):
+        return (
+            "the network was not trained on features as a defense sends them: "
+            "countermeasures do not reach it",
+        )
+    return ()
 
 
 def _checked(images: Tensor, observation: FeatureObservation) -> Tensor:

@@ -27,3 +27,23 @@ class FeatureDistance(Plugin):
             observed: (batch, …), what the device sent.
             layout: Which axis is what.
         """
+
+    def floor(
+        self, observed: Tensor, noise_share: float, layout: FeatureLayout
+    ) -> Tensor:
+        """What :meth:`measure` gives at the truth, (batch,): noise keeps it off zero.
+
+        Args:
+            observed: (batch, …), with noise of one size in all values of an image.
+            noise_share: Its mean square as a share of that of ``observed``.
+            layout: Which axis is what.
+        """
+        return observed.new_zeros(len(observed))
+
+
+def noise_of(observed: Tensor, noise_share: float) -> Tensor:
+    """Mean square of the noise in each image, (batch,), from values that were sent."""
+    flat = observed.flatten(1)
+    sent = flat.ne(0).sum(1).clamp_min(1)
+    found: Tensor = noise_share * flat.square().sum(1) / sent
+    return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privaudit.distances._feature_base import FeatureDistance
+from privaudit.distances._feature_base import FeatureDistance, noise_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,3 +45,19 @@ class MeanSquaredError(FeatureDistance):
             return share
         sent = (size > 0).to(share.dtype)
         return (share * sent).sum(1) / sent.sum(1).clamp_min(1)
+
+    def floor(
+        self, observed: Tensor, noise_share: float, layout: FeatureLayout
+    ) -> Tensor:
+        """``mean_t σ² / mean h*_t²``: short tokens hold more noise than long ones."""
+        last = 2 if layout.kind == "tokens" else 1
+        size = observed.square().flatten(last).mean(-1)
+        there = observed.ne(0).flatten(last).to(size.dtype).mean(-1)
+        noise = noise_of(observed, noise_share)
+        if last == 1:
+            whole: Tensor = noise * there / torch.where(size > 0, size, 1)
+            return whole
+        share = noise[:, None] * there / torch.where(size > 0, size, 1)
+        sent = (size > 0).to(share.dtype)
+        found: Tensor = (share * sent).sum(1) / sent.sum(1).clamp_min(1)
+        return found

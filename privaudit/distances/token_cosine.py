@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privaudit.distances._feature_base import FeatureDistance
+from privaudit.distances._feature_base import FeatureDistance, noise_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,3 +49,16 @@ class TokenCosine(FeatureDistance):
         sent = (theirs > 0).reshape(cosine.shape).to(cosine.dtype)
         distance: Tensor = 1 - (cosine * sent).sum(1) / sent.sum(1).clamp_min(1)
         return distance
+
+    def floor(
+        self, observed: Tensor, noise_share: float, layout: FeatureLayout
+    ) -> Tensor:
+        """``1 − mean_t √(1 − σ² / mean h*_t²)``: noise turns each token away."""
+        axis = _AXES[layout.kind]
+        size = observed.square().mean(axis).reshape(len(observed), -1)
+        there = observed.ne(0).to(size.dtype).mean(axis).reshape(size.shape)
+        sent = (size > 0).to(size.dtype)
+        noise = noise_of(observed, noise_share)[:, None] * there
+        own = (1 - noise / torch.where(size > 0, size, 1)).clamp_min(0).sqrt()
+        found: Tensor = 1 - (own * sent).sum(1) / sent.sum(1).clamp_min(1)
+        return found

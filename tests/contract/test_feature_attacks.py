@@ -118,7 +118,7 @@ def test_takes_no_truth(attack: FeatureAttack) -> None:
     assert fields == {"features", "image_shape"}
     fields = {f.name for f in dataclasses.fields(FeatureTarget)}
     wanted = {"model", "exposure", "public", "priors", "memory"}
-    assert fields == wanted | {"comparisons", "noise_share"}
+    assert fields == wanted | {"comparisons", "noise_share", "corruptions"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
