@@ -46,9 +46,7 @@ class Inverted:
         return float(beyond.square().mean().sqrt())
 
 
-def invert(
-    found: PatchMap, tokens: Tensor, norm: LastNorm | None, *, noise: float = 0.0
-) -> Inverted:
+def invert(found: PatchMap, tokens: Tensor, norm: LastNorm | None) -> Inverted:
     """The smoothest image whose tokens these are, up to their noise.
 
     Noise is what rounding makes it. Where the image then lies outside of [0, 1], there
@@ -58,14 +56,13 @@ def invert(
         found: The map from patches to what ``norm`` was given, or to the tokens.
         tokens: (1, places, channels), float64 on the CPU.
         norm: The norm that the tokens came out of.
-        noise: What is known to be in the tokens, as a share of their size.
     """
-    least = max(noise, noise_of(tokens))
+    least = noise_of(tokens)
     best = _at(found, tokens, norm, noise=least)
-    for level in [level for level in _LEVELS if level > least]:
+    for noise in [level for level in _LEVELS if level > least]:
         if best.outside <= _OUTSIDE:
             break
-        other = _at(found, tokens, norm, noise=level)
+        other = _at(found, tokens, norm, noise=noise)
         best = min(best, other, key=lambda i: i.outside)
     return best
 

@@ -184,9 +184,9 @@ def _spender(budget: Budget, images: int) -> Callable[[int], Callable[[], bool]]
 
 def _by_patches(structure: Structure, found: PatchMap, features: Tensor) -> Found:
     """Image by image: how noisy one is must not touch the next."""
-    target = structure.image_map.target
-    tokens, noise = tokens_of(features, target.exposure.layout), target.noise_share**0.5
-    inverted = [invert(found, one[None], structure.norm, noise=noise) for one in tokens]
+    layout = structure.image_map.target.exposure.layout
+    tokens = tokens_of(features, layout)
+    inverted = [invert(found, one[None], structure.norm) for one in tokens]
     images = torch.cat([one.image for one in inverted]).clamp(0, 1).to(features)
     values = found.matrix.shape[1]
     return Found(images, [_filled_in(structure, values, i.lost) for i in inverted])

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from privaudit.countermeasures._channels import channel_axis, mean_sizes, reference
 from privaudit.countermeasures.base import Countermeasure, SeenFeatures
+from privaudit.countermeasures.rescale_channels import scaled_back
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,8 @@ class FilterChannels(Countermeasure):
     """Leaves channels out that are small for what they are on the attacker's images.
 
     The sizes ``mean |h_c|``, as shares of the usual ones, are sorted, and cut at the
-    widest gap. Channels below it are neither in what was sent nor in any guess.
+    widest gap. Channels below it are neither in what was sent nor in any guess. Where
+    ``rescale_channels`` has scaled them back they tell something, and all stay.
     Source: Lei 2025, section 5.4; differs in the gap, where the paper has a threshold
     for one model.
     """
@@ -35,7 +37,7 @@ class FilterChannels(Countermeasure):
     source: ClassVar[str] = "Lei 2025"
     against: ClassVar[frozenset[str]] = frozenset({"disco"})
     exposures: ClassVar[frozenset[str]] = frozenset({"features"})
-    rank: ClassVar[int] = 20
+    rank: ClassVar[int] = 26
 
     gap: float = Field(default=2.0, gt=1)
     """Factor between the sizes on both sides of a gap that counts as one."""
@@ -47,6 +49,9 @@ class FilterChannels(Countermeasure):
     ) -> SeenFeatures:
         """See :class:`~privaudit.countermeasures.Countermeasure`."""
         layout, exposure = seen.target.exposure.layout, seen.target.exposure
+        if scaled_back(seen.target):
+            note = f"{self.name}: channels were scaled back, so none was left out"
+            return replace(seen, notes=(*seen.notes, note))
         usual = mean_sizes(reference(seen), layout)
         sizes = mean_sizes(seen.observation.features, layout)
         kept = self._kept(sizes, usual)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privaudit.defenses import Detection
-    from privaudit.types import FeatureLayout
+    from privaudit.types import FeatureLayout, FeatureTarget
 
 
 class RescaleChannels(Countermeasure):
@@ -22,8 +22,10 @@ class RescaleChannels(Countermeasure):
 
     Soft pruning ``h'_c = m_c·h_c`` has one factor for all tokens or positions: divided
     by its own root mean square a channel shows what it showed before, however small
-    m_c. Lost is one number a channel. It pays off without noise, which it blows up.
-    Source: this project; measured against least squares for m_c (docs/compute.md).
+    m_c. Lost is one number a channel. Comparisons then fit the best factor to each
+    channel of the guess, ``⟨h_c, h*_c⟩ / ⟨h_c, h_c⟩``: one that points elsewhere counts
+    for less. Where there is noise, it would be blown up: nothing is done.
+    Source: design of this project.
     """
 
     name: ClassVar[str] = "rescale_channels"
@@ -42,14 +44,18 @@ class RescaleChannels(Countermeasure):
         if reason:
             return replace(seen, notes=(*seen.notes, f"{self.name}: {reason}"))
         own = _sizes(reference(seen), layout).square().mean(0, keepdim=True).sqrt()
-        level = _Level(own, layout)
+        level, fit = _Level(own, layout), _Fit(layout)
         note = (
             f"{self.name}: each channel of an image was compared at its usual size; "
             "its own size was not"
         )
-        reads = replace(exposure, reads=(*exposure.reads, level))
+        target = replace(
+            seen.target,
+            exposure=replace(exposure, reads=(*exposure.reads, level)),
+            comparisons=(*seen.target.comparisons, fit),
+        )
         return SeenFeatures(
-            replace(seen.target, exposure=reads),
+            target,
             replace(seen.observation, features=level(seen.observation.features)),
             (*seen.notes, note),
         )
@@ -75,6 +81,24 @@ class _Level:
     def __call__(self, features: Tensor) -> Tensor:
         usual = self.usual.to(features)
         return features / _sizes(features, self.layout) * usual
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """The comparison: each channel of the guess times what brings it nearest."""
+
+    layout: FeatureLayout
+
+    def __call__(self, guess: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        axes = across_places(guess, self.layout)
+        own = guess.square().sum(axes, keepdim=True)
+        inner = (guess * observed).sum(axes, keepdim=True)
+        return guess * (inner / torch.where(own > 0, own, 1)), observed
+
+
+def scaled_back(target: FeatureTarget) -> bool:
+    """Whether channels are compared without their scale."""
+    return any(isinstance(read, _Level) for read in target.exposure.reads)
 
 
 def _sizes(features: Tensor, layout: FeatureLayout) -> Tensor:
