@@ -193,6 +193,10 @@ class Defense(Plugin):
         """How the client makes its steps, for defenses that change that."""
         return client
 
+    def notes(self) -> list[str]:
+        """What a reader must know of its settings, such as the ε of an accountant."""
+        return []
+
     def bytes_of(self, sent: Sequence[Tensor]) -> int:
         """What it takes to send ``sent``, as it is in memory unless it says better."""
         return sum(t.numel() * t.element_size() for t in sent)

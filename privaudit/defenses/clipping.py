@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from privaudit.defenses.base import GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import norms, round_bound, shared_bound
+from privaudit.defenses.base import (
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    GradientEvidence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +47,25 @@ class GradientClipping(Defense):
     ) -> dict[str, Tensor]:
         """See :class:`~privaudit.defenses.Defense`."""
         return clipped(gradients, self.max_norm)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        found = norms(seen.sent)
+        shared = shared_bound(found)
+        bound = shared or round_bound(max(found))
+        if shared is not None:
+            text = f"norms of several clients are all {shared:.5g}"
+        elif bound is not None:
+            text = f"the norm is {max(found):.6g}, a round number"
+        else:
+            text = f"norms up to {max(found):.5g}, no two alike and none round"
+        return Detection(
+            defense=cls.name,
+            confidence=1.0 if shared is not None else 0.6 if bound is not None else 0.0,
+            evidence=text,
+            estimate={} if bound is None else {"max_norm": bound},
+        )
 
 
 def clipped(gradients: Mapping[str, Tensor], max_norm: float) -> dict[str, Tensor]:

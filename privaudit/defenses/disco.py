@@ -8,8 +8,17 @@ import torch
 from pydantic import Field, PrivateAttr
 
 from privaudit.defenses._disco_training import fit_disco, shares, spread
+from privaudit.defenses._traces import ramp, silent_channels
 from privaudit.defenses._training import untrained
-from privaudit.defenses.base import FEATURES, GRADIENT, Defense, Fitted, TrainData
+from privaudit.defenses.base import (
+    FEATURES,
+    GRADIENT,
+    Defense,
+    Detection,
+    FeatureEvidence,
+    Fitted,
+    TrainData,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,3 +118,15 @@ class Disco(Defense):
         """See :class:`~privaudit.defenses.Defense`."""
         if self._pruner is None:
             raise untrained(self)
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        silent, usual = silent_channels(seen)
+        return Detection(
+            defense=cls.name,
+            confidence=ramp(silent - usual, 0.04),
+            evidence=f"{silent:.0%} of the channels are nearly silent, {usual:.0%} in "
+            "other images",
+            estimate={"ratio": max(0.0, silent - usual)},
+        )

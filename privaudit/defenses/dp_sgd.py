@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from privaudit.defenses.base import GRADIENT, ClientStepContext, Defense
+from privaudit.defenses.base import (
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    GradientEvidence,
+)
 from privaudit.defenses.clipping import clipped
 from privaudit.defenses.noise import normal
 from privaudit.errors import ConfigError, MissingDependencyError
@@ -95,6 +101,24 @@ class DpSgd(Defense):
             # The largest order is the best one for tiny ε: a bound all the same.
             warnings.simplefilter("ignore")
             return float(accountant.get_epsilon(self.delta))
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """Opacus leaves its wrapper around a model, and its hooks on it."""
+        wrapped = [
+            type(m).__name__ for m in seen.model.modules()
+            if type(m).__module__.startswith("opacus.")
+        ]  # fmt: skip
+        hooked = [
+            n for n, p in seen.model.named_parameters() if hasattr(p, "grad_sample")
+        ]
+        said = [*wrapped[:1], *(f"grad_sample of {n}" for n in hooked[:1])]
+        return Detection(
+            defense=cls.name, confidence=1.0 if said else 0.0,
+            evidence=f"the model carries {', '.join(said)} of Opacus"
+            if said
+            else "nothing of Opacus is on the model",
+        )  # fmt: skip
 
 
 def require_compatible(model: nn.Module) -> None:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from privaudit.defenses.base import FEATURES, GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import noise as gradient_noise
+from privaudit.defenses._traces import Difference, ramp
+from privaudit.defenses._traces import difference as feature_difference
+from privaudit.defenses.base import (
+    FEATURES,
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    FeatureEvidence,
+    GradientEvidence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +67,16 @@ class GaussianNoise(Defense):
         std = self.noise_std * _size([*gradients.values()])
         return {n: g + std * normal(g, generator) for n, g in gradients.items()}
 
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, feature_difference(seen), heavy=False)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, gradient_noise(seen), heavy=False)
+
 
 class LaplaceNoise(Defense):
     """As ``gaussian_noise``, with heavier tails.
@@ -91,6 +112,35 @@ class LaplaceNoise(Defense):
         """See :class:`~privaudit.defenses.Defense`."""
         std = self.noise_std * _size([*gradients.values()])
         return {n: g + std * laplace(g, generator) for n, g in gradients.items()}
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, feature_difference(seen), heavy=True)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, gradient_noise(seen), heavy=True)
+
+
+_HEAVY = 3.7
+"""Kurtosis between that of normal (3) and of Laplace noise, twice (4.5)."""
+
+
+def _detected(name: str, gap: Difference | None, *, heavy: bool) -> Detection | None:
+    """What two sendings of the same say; noise moves nearly every value a little."""
+    if gap is None:
+        return None
+    all_over = gap.differing > 0.9 * (1 - gap.zeroed) and gap.zeroed < 0.5
+    fits = all_over and (gap.kurtosis >= _HEAVY) == heavy
+    return Detection(
+        defense=name,
+        confidence=ramp(gap.noise, 5e-4) if fits else 0.0,
+        evidence=f"two sendings differ by noise of {gap.noise:.3g} of the root mean "
+        "square",
+        estimate={"noise_std": gap.noise},
+    )
 
 
 def normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,9 @@ from privaudit.defenses.base import (
     GRADIENT,
     ClientStepContext,
     Defense,
+    Detection,
     Fitted,
+    GradientEvidence,
     TrainData,
 )
 from privaudit.errors import ConfigError
@@ -168,6 +170,19 @@ class Precode(Defense):
             hint="compare_defenses fits it; by hand: fitted = Precode().fit(model, "
             "data, exposure=, generator=), then audit fitted.model.",
         )
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        from privaudit.defenses._precode_module import bottlenecks
+
+        there = any(bottlenecks(seen.model))
+        return Detection(
+            defense=cls.name, confidence=1.0 if there else 0.0,
+            evidence="the model holds a variational bottleneck"
+            if there
+            else "the model holds no variational bottleneck",
+        )  # fmt: skip
 
 
 @contextmanager

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from privaudit.defenses.base import GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import scattered_zeros
+from privaudit.defenses._traces import ramp
+from privaudit.defenses.base import (
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    GradientEvidence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,3 +71,15 @@ class GradientPruning(Defense):
         mask = torch.zeros_like(values)
         mask[values.abs().topk(min(kept, values.numel())).indices] = 1
         return mask
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        found = [scattered_zeros(g) for g in seen.sent]
+        share, usual = sum(found) / len(found), scattered_zeros(seen.reference)
+        return Detection(
+            defense=cls.name, confidence=ramp(share - usual, 0.04),
+            evidence=f"{share:.0%} of the entries are zero where no unit or input "
+            f"is silent, {usual:.0%} in an own gradient",
+            estimate={"ratio": share},
+        )  # fmt: skip

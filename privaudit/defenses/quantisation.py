@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from privaudit.defenses.base import FEATURES, GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import on_lattice, one_size_only
+from privaudit.defenses._traces import lattice_bits, ramp
+from privaudit.defenses.base import (
+    FEATURES,
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    FeatureEvidence,
+    GradientEvidence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -66,3 +77,30 @@ class Quantisation(Defense):
             return values.clone()
         rounded: Tensor = low + ((wide - low) / step).round() * step
         return rounded.to(values)
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        found = [lattice_bits(x[x.any(-1)] if x.dim() > 1 else x) for x in seen.sent]
+        known = [bits for bits in found if bits is not None]
+        return cls._seen(len(known) / max(1, len(found)), known)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        looks = [on_lattice(g) for g in seen.sent if one_size_only(g) < 0.5]
+        if not looks:
+            return None
+        shares = [share for share, _ in looks]
+        return cls._seen(sum(shares) / len(shares), [b for _, b in looks if b])
+
+    @classmethod
+    def _seen(cls, share: float, bits: Sequence[float]) -> Detection:
+        usual = sorted(bits)[len(bits) // 2] if bits else 0.0
+        return Detection(
+            defense=cls.name,
+            confidence=ramp(share, 0.5),
+            evidence=f"{share:.0%} of what was sent sits on even levels"
+            + (f", {usual:.1f} bits of them" if bits else ""),
+            estimate={"bits": float(math.ceil(usual - 0.01))} if bits else {},
+        )

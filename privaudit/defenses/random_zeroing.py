@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from privaudit.defenses.base import FEATURES, Defense
+from privaudit.defenses._traces import difference, empty_tokens, ramp, zeros
+from privaudit.defenses.base import (
+    FEATURES,
+    Defense,
+    Detection,
+    FeatureEvidence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,3 +48,22 @@ class RandomZeroing(Defense):
         """See :class:`~privaudit.defenses.Defense`."""
         zeroed = torch.rand(sent.shape, generator=generator) < self.ratio
         return sent.masked_fill(zeroed.to(sent.device), 0.0)
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        gap = difference(seen)
+        more, spread = zeros(seen)
+        if gap is not None:
+            # Two draws: a value is zero in one of them only with 2·p·(1 − p).
+            ratio = (1 - max(0.0, 1 - 2 * gap.zeroed) ** 0.5) / 2
+            text = f"{gap.zeroed:.1%} of the values are zero in one sending of two"
+            confidence = ramp(gap.zeroed, 0.01)
+        else:
+            ratio = max(0.0, more - empty_tokens(seen))
+            text = f"{ratio:.1%} more zeros than other images have"
+            confidence = ramp(ratio, max(0.03, 4 * spread))
+        return Detection(
+            defense=cls.name, confidence=confidence, evidence=text,
+            estimate={"ratio": ratio},
+        )  # fmt: skip

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from privaudit.defenses.base import GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import one_size_only
+from privaudit.defenses._traces import ramp
+from privaudit.defenses.base import (
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    GradientEvidence,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -39,3 +47,12 @@ class SignSgd(Defense):
     def bytes_of(self, sent: Sequence[Tensor]) -> int:
         """See :class:`~privaudit.defenses.Defense`: one bit an entry."""
         return sum(-(-t.numel() // 8) for t in sent)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        share = sum(one_size_only(g) for g in seen.sent) / len(seen.sent)
+        return Detection(
+            defense=cls.name, confidence=ramp(share, 0.5),
+            evidence=f"{share:.0%} of the entries are in parameters of one magnitude",
+        )  # fmt: skip

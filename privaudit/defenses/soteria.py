@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from privaudit.defenses.base import GRADIENT, ClientStepContext, Defense
+from privaudit.defenses._gradient_traces import empty_columns
+from privaudit.defenses._traces import ramp
+from privaudit.defenses.base import (
+    GRADIENT,
+    ClientStepContext,
+    Defense,
+    Detection,
+    GradientEvidence,
+)
 from privaudit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,6 +103,19 @@ class Soteria(Defense):
         raise ConfigError(
             "defense soteria", expected=f"{where} that is linear, one row an image",
             got=got, hint="Name one by layer=, such as the classifier's path.",
+        )  # fmt: skip
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        shares = [empty_columns(g, seen.model) for g in seen.sent]
+        share = sum(shares) / len(shares)
+        usual = empty_columns(seen.reference, seen.model)
+        return Detection(
+            defense=cls.name, confidence=ramp(share - usual, 0.1),
+            evidence=f"{share:.0%} of the columns of the last linear layer are zero, "
+            f"{usual:.0%} in the attacker's own gradient",
+            estimate={"ratio": share},
         )  # fmt: skip
 
 

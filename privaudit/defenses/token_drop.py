@@ -12,7 +12,13 @@ from pydantic import Field
 
 from privaudit.defenses._token_entry import entry_of, tokens_changed
 from privaudit.defenses._tokens import require_tokens
-from privaudit.defenses.base import FEATURES, Defense
+from privaudit.defenses._traces import empty_tokens, ramp
+from privaudit.defenses.base import (
+    FEATURES,
+    Defense,
+    Detection,
+    FeatureEvidence,
+)
 from privaudit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,6 +124,19 @@ class TokenDrop(Defense):
             hint='where="input" changes what the device computes: pass images, or use '
             'where="output" for features.',
         )
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        if seen.layout.kind != "tokens":
+            return None
+        share = empty_tokens(seen)
+        least = 1 / max(1, seen.reference.shape[1] - seen.layout.prefix_tokens)
+        return Detection(
+            defense=cls.name, confidence=ramp(share, least / 2),
+            evidence=f"{share:.0%} of the patch tokens are missing",
+            estimate={"ratio": share},
+        )  # fmt: skip
 
 
 def _patches(layout: FeatureLayout) -> int:

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privaudit.defenses.base import FEATURES, Defense
 from privaudit.defenses._tokens import require_tokens
+from privaudit.defenses._traces import disorder, misplaced, ramp
+from privaudit.defenses.base import (
+    FEATURES,
+    Defense,
+    Detection,
+    FeatureEvidence,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,3 +44,17 @@ class TokenShuffle(Defense):
         patches = sent.shape[1] - prefix
         order = torch.randperm(patches, generator=generator).to(sent.device) + prefix
         return torch.cat([sent[:, :prefix], sent[:, order]], 1)
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        turned, lost = disorder(seen), misplaced(seen)
+        if turned is None and lost is None:
+            return None
+        if turned is not None:
+            text = f"{turned / 2:.0%} of neighbouring tokens changed order on resending"
+            confidence = ramp(turned, 0.3)
+        else:
+            text = f"places tell {lost or 0.0:.0%} less of tokens than they should"
+            confidence = ramp(lost or 0.0, 0.8)
+        return Detection(defense=cls.name, confidence=confidence, evidence=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -82,6 +83,7 @@ class Comparison:
     computed: int = 0
     pictures: dict[str, dict[str, Any]] = field(default_factory=dict)
     _fitted: tuple[str, nn.Module, Chain] | None = None
+    _fit_seconds: float = 0.0
     _place: Place = field(default_factory=lambda: Place("", 0, ""))
 
     @property
@@ -188,7 +190,9 @@ class Comparison:
 
     def _cost(self, chain: Chain) -> dict[str, Any]:
         with opened(self._behind(chain, "none"), self.sample) as session:
-            return cost_of(session, self._fit(chain)[1])
+            found = cost_of(session, self._fit(chain)[1])
+        said = [n for d in chain for n in d.notes()]
+        return {**found, "fit_seconds": self._fit_seconds, "notes": said}
 
     def _utility(self, chain: Chain) -> dict[str, Any]:
         if self.utility is None:
@@ -247,6 +251,7 @@ class Comparison:
         if self._fitted is not None and self._fitted[0] == label:
             return self._fitted[1:]
         model, acting = self.subject.model, list(chain)
+        started = time.monotonic()
         if any(d.trained for d in chain):
             data = self.data or _nothing_to_learn_from(label)
             draws = torch.Generator().manual_seed(self.subject.config.seed)
@@ -256,6 +261,7 @@ class Comparison:
                 fitted = defense.fit(model, data, exposure=exposure, generator=draws)
                 model, acting[number] = fitted.model, fitted.defense
         self._fitted = (label, model, acting)
+        self._fit_seconds = time.monotonic() - started
         return model, acting
 
     def _cell(

@@ -45,11 +45,9 @@ class DefendedModel(nn.Module):
 
         if not self._defenses:
             return run()
-        cut = self._exposure.cut
+        self._calls += 1
+        turn = self._seed + self._calls
         with torch.no_grad():
-            features = cut.capture(self.model, run)
-            self._calls += 1
-            sent = self._exposure.defended(
-                features.float(), self._defenses, self._seed + self._calls
-            )
-            return cut.finish(self.model, run, sent.to(features))
+            features = self._exposure.captured(self.model, run, self._defenses, turn)
+            sent = self._exposure.defended(features.float(), self._defenses, turn)
+            return self._exposure.cut.finish(self.model, run, sent.to(features))

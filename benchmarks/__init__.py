@@ -1,0 +1,1 @@
+"""Scripts that measure. A package of its own name: Opacus installs another one."""
