@@ -116,7 +116,9 @@ class InverseNetwork(FeatureAttack):
         One that was handed over learnt from features as they are: where countermeasures
         read them in another way, one is trained.
         """
-        given = None if target.exposure.reads else target.priors.get(PRIOR)
+        given = target.priors.get(PRIOR)
+        if given is not None and target.exposure.reads:
+            given = None
         if isinstance(given, nn.Module):
             return Trained(given, 0, 0, float("nan"))
         if isinstance(given, (str, Path)):
@@ -140,7 +142,7 @@ class InverseNetwork(FeatureAttack):
 
 
 def _missing(target: FeatureTarget) -> str:
-    if target.exposure.reads and target.priors.get(PRIOR) is not None:
+    if target.priors.get(PRIOR) is not None and target.exposure.reads:
         return (
             "the network that was handed over takes features as they are sent, but a "
             'countermeasure changes them. Pass priors={"public_images": images} too.'
