@@ -83,6 +83,13 @@ class DpSgd(Defense):
         std = self.noise_multiplier * self.max_norm
         return {n: (g + std * normal(g, generator)) / size for n, g in total.items()}
 
+    def notes(self) -> list[str]:
+        """See :class:`~privaudit.defenses.Defense`: ε of the training as it is set."""
+        return [
+            f"ε = {self.epsilon():.3g} at δ = {self.delta:g} for {self.epochs:g} epochs "
+            f"at a sample rate of {self.sample_rate:g} (Rényi accountant of Opacus)"
+        ]
+
     def epsilon(self, steps: int | None = None) -> float:
         """ε by Opacus' accountant of Rényi divergences; infinite without noise.
 
