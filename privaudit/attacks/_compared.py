@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from privaudit.distances import Distance
+from privaudit.exposure import relative_error
 from privaudit.exposure.predict import GradientGuess, observed_as
 from privaudit.types import Target
 
@@ -36,3 +37,14 @@ def apart(
     for compare in target.comparisons:
         mine, theirs = compare(mine, theirs)
     return distance.measure(GradientGuess({}, mine), GradientGuess({}, theirs))
+
+
+def error_of(
+    target: Target, guess: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> float:
+    """Relative error of ``guess`` over all tensors of ``gradients``, as compared."""
+    mine: Mapping[str, Tensor] = dict(guess)
+    theirs: Mapping[str, Tensor] = dict(gradients)
+    for compare in target.comparisons:
+        mine, theirs = compare(mine, theirs)
+    return relative_error(mine, theirs)

@@ -19,6 +19,9 @@ from privaudit.priors import Prior
 from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Target
 
+PRIOR_PER_NOISE = 0.0
+"""How many times more a prior counts where all of the gradient is noise."""
+
 USUAL = Normalisation((0.5,), (0.25,))
 """About the mean and spread of natural images."""
 
@@ -131,6 +134,29 @@ class Matching:
         """The distance of a guess to the observation in its form, a scalar."""
         return apart(self.distance, self.target, guess, observed)
 
+    @property
+    def prior_scale(self) -> float:
+        """Factor on every prior's weight: noise leaves more to it."""
+        return 1 + PRIOR_PER_NOISE * self.target.noise_share
+
+    def noise_floor(self) -> float:
+        """Matching loss that the noise leaves at the truth: nearer means fitting it.
+
+        Measured on what was observed, made noisier by as much: fixed numbers, so that
+        no generator moves.
+        """
+        share, draws = self.target.noise_share, torch.Generator().manual_seed(0)
+        seen = {n: g.detach() for n, g in self.observation.gradients.items()}
+        square = sum(float(g.double().square().sum()) for g in seen.values())
+        count = sum(g.numel() for g in seen.values())
+        std = (square / count * share / max(1 - share, 1e-6)) ** 0.5
+        noisy = {
+            n: g + std * torch.randn(g.shape, generator=draws).to(g)
+            for n, g in seen.items()
+        }
+        pair = GradientGuess({}, seen), GradientGuess({}, noisy)
+        return float(apart(self.distance, self.target, *pair))
+
     def minimise(
         self,
         start: Start,
@@ -149,6 +175,9 @@ class Matching:
             schedule: Of the loop.
             budget: What may be spent.
         """
+        if self.target.noise_share:
+            goal = max(schedule.goal, self.noise_floor())
+            schedule = schedule.model_copy(update={"goal": goal})
         inputs = start.inputs.detach().clone().requires_grad_()
         masks = [m.detach().clone().requires_grad_() for m in unknown_masks.start]
         logits = start.logits
@@ -169,7 +198,8 @@ class Matching:
             matching = total = torch.stack(distances).mean()
             seen = () if norms is None else norms.seen
             for term in self.priors:
-                total = total + term.weight * term.prior.penalty(inputs, seen)
+                weight = self.prior_scale * term.weight
+                total = total + weight * term.prior.penalty(inputs, seen)
             if unknown_masks.penalty is not None:
                 total = total + unknown_masks.penalty(masks)
             return Objective(matching, total)

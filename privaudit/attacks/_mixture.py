@@ -13,11 +13,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from privaudit.attacks._compared import error_of
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._row_scale import images_of
 from privaudit.attacks._scene import Scene
 from privaudit.attacks._unfold import on_model
-from privaudit.exposure import relative_error
 from privaudit.exposure.predict import GradientGuess, observed_as, predict
 from privaudit.types import Batch
 
@@ -90,7 +90,7 @@ class _Problem:
         target = self._scene.target
         batch = Batch(on_model(self._scene, images), self._scene.labels)
         guess = target.exposure.gradient(target.model, batch)
-        return relative_error(guess, self._scene.observation.gradients)
+        return error_of(target, guess, self._scene.observation.gradients)
 
     def solve(
         self, start: Tensor, *, factor: bool, rounds: int, until: float | None

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from privaudit.attacks._compared import error_of
 from privaudit.attacks._forms import EXACT, Attempt
 from privaudit.attacks._scene import Scene
-from privaudit.exposure import relative_error
 from privaudit.tape import Tape
 from privaudit.types import Batch
 
@@ -80,7 +80,7 @@ def _objective(
     def error(scale: float) -> float:
         batch = Batch((origin + scale * slope).float(), labels)
         guess = target.exposure.gradient(target.model, batch, tape=tape, names=names)
-        return relative_error(guess, observed)
+        return error_of(target, guess, observed)
 
     return error
 

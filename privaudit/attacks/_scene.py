@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from privaudit._autograd import partials
+from privaudit.attacks._compared import error_of
 from privaudit.attacks._inputs import InputMap
-from privaudit.exposure import relative_error, shared_parameters
+from privaudit.exposure import shared_parameters
 from privaudit.exposure.simulate import blank_tape
 from privaudit.tape import DropSite, Op, Tape, Tracer, same_data
 from privaudit.types import Batch, Observation, Target
@@ -108,7 +109,7 @@ class Scene:
             return None
         batch = Batch(images.float(), self.labels)
         guess = self.target.exposure.gradient(self.target.model, batch, tape=tape)
-        return relative_error(guess, self.observation.gradients)
+        return error_of(self.target, guess, self.observation.gradients)
 
 
 def structure_of(

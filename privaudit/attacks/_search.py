@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from privaudit.attacks._compared import apart, observed_for
+from privaudit.attacks._compared import apart, error_of, observed_for
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._matching import Matching, Start, UnknownMasks, Weighted
 from privaudit.attacks._minimise import Descent, Schedule
@@ -19,7 +19,6 @@ from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import Cosine, Distance
 from privaudit.errors import AttackError
-from privaudit.exposure import relative_error
 from privaudit.exposure.predict import predict
 from privaudit.priors import TotalVariation
 from privaudit.tape import Tape
@@ -189,7 +188,7 @@ def _residual(matching: Matching, batch: Batch, tape: Tape | None) -> float:
     exposure, model = matching.target.exposure, matching.target.model
     still = None if tape is None else tape.detached()
     guess = exposure.gradient(model, batch, tape=still)
-    return relative_error(guess, matching.observation.gradients)
+    return error_of(matching.target, guess, matching.observation.gradients)
 
 
 def _state(runs: Sequence[Descent], wanted: int) -> tuple[AttackState, str]:

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from privaudit.attacks._compared import error_of
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._hidden import RowSpace, next_layer, row_space, rows_by_zeros
 from privaudit.attacks._mixture import match_mixture
@@ -19,7 +20,6 @@ from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks._sparse import SparseBasis, sparse_basis
 from privaudit.attacks._unfold import Unfolded, on_model, unfold
 from privaudit.attacks.base import Attack
-from privaudit.exposure import relative_error
 from privaudit.tape import Op
 from privaudit.types import AttackState, Batch, Observation, Reconstruction, Target
 
@@ -302,7 +302,7 @@ def _residual(scene: Scene, images: Tensor, found: Unfolded) -> float | None:
     batch = Batch(on_model(scene, images), labels)
     exposure, model = scene.target.exposure, scene.target.model
     guess = exposure.gradient(model, batch, tape=found.tape)
-    return relative_error(guess, scene.observation.gradients)
+    return error_of(scene.target, guess, scene.observation.gradients)
 
 
 def _report(
