@@ -84,9 +84,9 @@ class DpSgd(Defense):
         return {n: (g + std * normal(g, generator)) / size for n, g in total.items()}
 
     def notes(self) -> list[str]:
-        """See :class:`~privaudit.defenses.Defense`: ε of the training as it is set."""
+        """See :class:`~privaudit.defenses.Defense`: ε of all training."""
         return [
-            f"ε = {self.epsilon():.3g} at δ = {self.delta:g} for {self.epochs:g} epochs "
+            f"ε = {self.epsilon():.3g} at δ = {self.delta:g}, {self.epochs:g} epochs "
             f"at a sample rate of {self.sample_rate:g} (Rényi accountant of Opacus)"
         ]
 
