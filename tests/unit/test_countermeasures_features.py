@@ -283,7 +283,8 @@ def test_zeroed_values_are_not_compared(kind: str) -> None:
 def test_rounding_is_no_error(bits: int, told: bool) -> None:
     defense = Quantisation(bits=bits)
     seen = seen_through(feature_case("nchw").target, defense)
-    back = answered(QuantisationCells(), seen, *([defense] if told else []))
+    told_of = [defense] if told else []
+    back = answered(QuantisationCells(inside=1), seen, *told_of)
     assert at_truth(back) < 1e-10 < at_truth(seen)
     assert f"{bits} bits a value" in back.notes[0]
     clean = seen_through(feature_case("nchw").target).observation.features
@@ -293,12 +294,30 @@ def test_rounding_is_no_error(bits: int, told: bool) -> None:
 
 def test_outside_of_its_cell_a_guess_is_as_far_as_the_edge() -> None:
     seen = seen_through(feature_case("nchw").target, Quantisation(bits=2))
-    compare = answered(QuantisationCells(), seen).target.comparisons[0]
+    compare = answered(QuantisationCells(inside=1), seen).target.comparisons[0]
     sent = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     guess = torch.tensor([[0.2, 1.75, 1.0, 3.5]])
     ours, theirs = compare(guess, sent)
     assert torch.equal(ours, guess)
     torch.testing.assert_close(theirs, torch.tensor([[0.2, 1.5, 1.5, 3.5]]))
+    narrow = answered(QuantisationCells(inside=0.5), seen).target.comparisons[0]
+    _, theirs = narrow(guess, sent)
+    torch.testing.assert_close(theirs, torch.tensor([[0.2, 1.25, 1.75, 3.25]]))
+
+
+@pytest.mark.parametrize(("bits", "share"), [(2, "60%"), (5, "30%")])
+def test_coarse_cells_are_wider(bits: int, share: str) -> None:
+    seen = seen_through(feature_case("nchw").target, Quantisation(bits=bits))
+    back = answered(QuantisationCells(), seen)
+    assert f"middle {share} of a cell" in back.notes[0]
+    assert at_truth(back) < at_truth(seen)
+
+
+def test_fine_cells_are_left_alone() -> None:
+    seen = seen_through(feature_case("nchw").target, Quantisation(bits=8))
+    left = answered(QuantisationCells(), seen)
+    assert left.target is seen.target
+    assert "8 bits a value, too fine" in left.notes[0]
 
 
 def test_values_on_no_levels_are_compared_as_they_are() -> None:
