@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -127,10 +127,16 @@ def difference(seen: FeatureEvidence) -> Difference | None:
     one, other = seen.sent.double(), seen.again.double()
     if (disorder(seen) or 0.0) > 0.25:
         other = _matched(one, other, seen.layout)
-    if seen.layout.kind == "tokens":
-        both = one.any(-1) & other.any(-1)
-        one, other = one[both], other[both]
-    return apart(one, other)
+    # Image by image: each has noise of its own size, and a mixture of sizes has
+    # heavier tails than any of them.
+    found = []
+    for mine, theirs in zip(one, other, strict=True):
+        if seen.layout.kind == "tokens":
+            both = mine.any(-1) & theirs.any(-1)
+            mine, theirs = mine[both], theirs[both]
+        found.append(apart(mine, theirs))
+    means = (math.fsum(v) / len(found) for v in zip(*map(astuple, found), strict=True))
+    return Difference(*means)
 
 
 def _matched(one: Tensor, other: Tensor, layout: FeatureLayout) -> Tensor:
