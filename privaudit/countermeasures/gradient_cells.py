@@ -40,10 +40,13 @@ class GradientCells(Countermeasure):
         self, seen: SeenGradient, found: Detection, generator: torch.Generator
     ) -> SeenGradient:
         """See :class:`~privaudit.countermeasures.Countermeasure`."""
-        coarse = {n: g for n, g in seen.observation.gradients.items() if is_coarse(g)}
-        if not coarse:
+        sent = seen.observation.gradients
+        largest = max(sent.values(), key=lambda g: g.numel())
+        # Small parameters have few levels anyway: the largest tells how many there are.
+        if not is_coarse(largest):
             note = f"rounding cells: more than {COARSE} levels, compared as sent"
             return replace(seen, notes=(*seen.notes, note))
+        coarse = {n: g for n, g in sent.items() if is_coarse(g)}
         cells = Cells(coarse, {n: step_of(g) for n, g in coarse.items()})
         target = replace(seen.target, comparisons=(*seen.target.comparisons, cells))
         note = f"rounding cells: {len(coarse)} parameters with {COARSE} levels at most"
