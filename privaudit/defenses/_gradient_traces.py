@@ -43,6 +43,12 @@ def scattered_zeros(gradient: Gradient) -> float:
     return zero / total if total else 0.0
 
 
+def all_zeros(gradient: Gradient) -> float:
+    """Share of the entries that are zero."""
+    values = joined(gradient) if gradient else torch.empty(0)
+    return float((values == 0).double().mean()) if len(values) else 0.0
+
+
 def one_size_only(gradient: Gradient) -> float:
     """Share of the entries in parameters whose entries all have one magnitude."""
     alike = total = 0
@@ -106,11 +112,17 @@ def noise(seen: GradientEvidence) -> Difference | None:
 
 
 def empty_columns(gradient: Gradient, model: nn.Module) -> float:
-    """Share of zero columns in the gradient of the last linear layer that was sent."""
-    last = None
+    """Share of zero columns in the gradient of the last linear layer that was sent.
+
+    0 where other parameters are full of zeros too: then it is no defense of one layer.
+    """
+    last = ""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.weight" in gradient:
-            last = gradient[f"{name}.weight"]
-    if last is None or not bool(last.any()):
+            last = f"{name}.weight"
+    if not last or not bool(gradient[last].any()):
         return 0.0
-    return float((last.detach() == 0).all(0).double().mean())
+    others = {n: g for n, g in gradient.items() if n != last}
+    if all_zeros(others) > 0.5 or scattered_zeros(others) > 0.05:
+        return 0.0
+    return float((gradient[last].detach() == 0).all(0).double().mean())

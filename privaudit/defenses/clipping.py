@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from pydantic import Field
 
-from privaudit.defenses._gradient_traces import norms, round_bound, shared_bound
+from privaudit.defenses._gradient_traces import (
+    norms,
+    one_size_only,
+    round_bound,
+    shared_bound,
+)
 from privaudit.defenses.base import (
     GRADIENT,
     ClientStepContext,
@@ -51,6 +56,8 @@ class GradientClipping(Defense):
     @classmethod
     def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
         """See :class:`~privaudit.defenses.Defense`."""
+        if any(one_size_only(g) > 0.5 for g in seen.sent):
+            return None  # signs alone are of one norm
         found = norms(seen.sent)
         shared = shared_bound(found)
         bound = shared or round_bound(max(found))

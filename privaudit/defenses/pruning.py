@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from privaudit.defenses._gradient_traces import scattered_zeros
+from privaudit.defenses._gradient_traces import all_zeros, scattered_zeros
 from privaudit.defenses._traces import ramp
 from privaudit.defenses.base import (
     GRADIENT,
@@ -77,9 +77,12 @@ class GradientPruning(Defense):
         """See :class:`~privaudit.defenses.Defense`."""
         found = [scattered_zeros(g) for g in seen.sent]
         share, usual = sum(found) / len(found), scattered_zeros(seen.reference)
+        zero = sum(all_zeros(g) for g in seen.sent) / len(seen.sent)
+        more = zero - all_zeros(seen.reference)
         return Detection(
-            defense=cls.name, confidence=ramp(share - usual, 0.04),
-            evidence=f"{share:.0%} of the entries are zero where no unit or input "
-            f"is silent, {usual:.0%} in an own gradient",
-            estimate={"ratio": share},
-        )  # fmt: skip
+            defense=cls.name,
+            confidence=max(ramp(share - usual, 0.04), ramp(more, 0.3)),
+            evidence=f"{share:.0%} of the entries are zero where no unit or input is "
+            f"silent, {usual:.0%} in an own gradient; {zero:.0%} of all",
+            estimate={"ratio": max(0.0, zero)},
+        )
