@@ -58,6 +58,7 @@ class Precode(Defense):
     steps: int = Field(default=200, ge=0)
     """Of training, by Adam."""
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    """Of Adam."""
     _fitted: bool = PrivateAttr(default=False)
 
     @classmethod
