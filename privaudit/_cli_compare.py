@@ -127,9 +127,8 @@ def load(file: Path) -> ComparisonFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         got = f"no TOML: {error}"
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        got = f"{where}: {first['msg']}"
+        said = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        got = "; ".join(said[:5])
     raise ConfigError(
         str(file), expected="a comparison as TOML: model, images, [[defense]]",
         got=got, hint="docs/how-to/compare-defenses.md shows one.",
