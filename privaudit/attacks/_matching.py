@@ -23,6 +23,10 @@ PRIOR_PER_NOISE = 0.1
 """Least λ of the total variation where all of the gradient is noise; in between in
 proportion. Measured on a LeNet at σ of 0.1 and 0.5."""
 
+STOP = 0.5
+"""Share of the noise floor at which a search ends. At the floor itself the image still
+gets better where the prior holds it: SSIM 0.90 in place of 0.93 at σ = 0.1 (measured).
+"""
 OWN = 0x5EED
 """Of the numbers by which the effect of noise on a distance is measured."""
 
@@ -181,7 +185,7 @@ class Matching:
             budget: What may be spent.
         """
         if self.target.noise_share:
-            goal = max(schedule.goal, self.noise_floor())
+            goal = max(schedule.goal, STOP * self.noise_floor())
             schedule = schedule.model_copy(update={"goal": goal})
         inputs = start.inputs.detach().clone().requires_grad_()
         masks = [m.detach().clone().requires_grad_() for m in unknown_masks.start]
