@@ -106,10 +106,11 @@ def train(
             f"{facts.card.loss:.4f} on held-out images; {facts.card.denoising_db} dB"
         )
 
+    network, facts = (None, None) if start is None else file.load(start)
     trainer = PriorTrainer(
         pictures, settings, torch.Generator().manual_seed(seed),
-        torch.device(device or "cpu"), keep,
-        None if start is None else file.load(start)[0],
+        torch.device(device or "cpu"), keep, network,
+        None if facts is None else facts.card,
     )  # fmt: skip
     with progress():
         trainer.run(seconds)

@@ -313,5 +313,6 @@ def test_the_command_trains_and_shows_the_card(tmp_path: Path) -> None:
     assert again.code == 0, again.stderr
     shown = Command(tmp_path)("prior", "card", out)
     assert '"learnt_from": "40 squares"' in shown.stdout
+    assert '"steps": 10' in shown.stdout  # of both runs
     refused = Command(tmp_path)(*arguments[:-4], "--out", tmp_path / "p.pt")
     assert refused.code == 2

@@ -64,6 +64,8 @@ class PriorTrainer:
         generator: Draws weights, crops and noise, on the CPU.
         device: Where it runs.
         keep: Called with the average so far every few minutes, and at the end.
+        start: Where another training ended; None: from nothing.
+        before: Its card, whose steps and seconds count as well.
     """
 
     pictures: Sequence[Tensor]
@@ -72,6 +74,7 @@ class PriorTrainer:
     device: torch.device
     keep: Callable[[PriorTrainer], None] = lambda _: None
     start: UNet | None = None
+    before: PriorCard | None = None
     done: int = 0
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -157,8 +160,10 @@ class PriorTrainer:
             size=(max(sides), max(sides)),
             parameters=sum(p.numel() for p in self.averaged.parameters()),
             images=sum(len(p) for p in self.learnt),
-            steps=self.done,
-            seconds=round(self.seconds, 1),
+            steps=self.done + ((self.before and self.before.steps) or 0),
+            seconds=round(
+                self.seconds + ((self.before and self.before.seconds) or 0.0), 1
+            ),
             loss=round(loss, 5),
             denoising_db=denoising,
             **words,
