@@ -133,9 +133,8 @@ class RecordedSession(Session):
         target = Target(self.precision.model, self.exposure, knowledge)
         detections = self._detections()
         views = gradient_views(
-            target, self.first, detections, self.defended.countermeasures,
-            seed=self.config.seed,
-        )  # fmt: skip
+            target, self.first, detections, self.defended, seed=self.config.seed
+        )
         pictures = Pictures(self.config.shown_bands)
         trials = self._climb_blind(attacks, views[0], clock)
         runs = [t.run for t in trials]

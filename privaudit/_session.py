@@ -119,9 +119,8 @@ class Session:
         target = Target(self.precision.model, self.exposure, known)
         detections = self._detections()
         views = gradient_views(
-            target, self.first, detections, self.defended.countermeasures,
-            seed=self.config.seed,
-        )  # fmt: skip
+            target, self.first, detections, self.defended, seed=self.config.seed
+        )
         check, doubts = self._preflight(views[0])
         pictures = Pictures(self.config.shown_bands)
         runs = self._climb(attacks, views, clients, clock)

@@ -133,6 +133,5 @@ def open_feature_session(
         handed,
         values,
         truth_known,
-        defended.defenses,
-        defended.countermeasures,
+        defended,
     )

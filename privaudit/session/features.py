@@ -24,7 +24,7 @@ from privaudit._scoring import (
 )
 from privaudit.attacks import FeatureAttack
 from privaudit.config import AuditConfig
-from privaudit.defenses import Defense, Detection
+from privaudit.defenses import Detection
 from privaudit.exposure import FeatureExposure
 from privaudit.inventory import Inventory
 from privaudit.result import (
@@ -51,7 +51,8 @@ from privaudit.session.feature_runner import (
 from privaudit.session.feature_threat import feature_threat_model
 from privaudit.session.prior_fit import with_fit
 from privaudit.session.stances import (
-    Chosen,
+    UNDEFENDED,
+    Defended,
     FeatureView,
     about_defenses,
     feature_views,
@@ -72,8 +73,8 @@ class FeatureSession:
     Attributes:
         sent: (batch, …) features that were recorded elsewhere; None: made here.
         truth_known: False where their images are not: nothing is scored then.
-        defenses: What acts on features before they are sent, in order.
-        countermeasures: What the attacker does about it.
+        defended: What acts on features before they are sent, and what the attacker
+            does about it.
     """
 
     model: nn.Module
@@ -87,8 +88,7 @@ class FeatureSession:
     priors: Mapping[str, object] = field(default_factory=dict)
     sent: Tensor | None = None
     truth_known: bool = True
-    defenses: Sequence[Defense] = ()
-    countermeasures: Chosen = "auto"
+    defended: Defended = UNDEFENDED
 
     @property
     def split(self) -> SplitRecord:
@@ -110,7 +110,7 @@ class FeatureSession:
         target = self.target()
         detections = self.detections(target, requests)
         views = feature_views(
-            target, requests, detections, self.countermeasures, seed=self.config.seed
+            target, requests, detections, self.defended, seed=self.config.seed
         )
         check = self._preflight(views[0])
         pictures = Pictures(self.config.shown_bands)
@@ -197,7 +197,7 @@ class FeatureSession:
             batch = Batch(self.sample.images[index : index + 1].to(device), None)
             seen = (
                 self.exposure.observe(
-                    self.model, batch, defenses=self.defenses,
+                    self.model, batch, defenses=self.defended.defenses,
                     seed=self.config.seed + 7919 * index + 104_729 * turn,
                 )
                 if self.sent is None
@@ -219,7 +219,7 @@ class FeatureSession:
             few = replace(self.sample, images=self.sample.images[:_LOOKED_AT])
             again = observed(replace(self, sample=few).requests(turn=1)).features
         return feature_detections(
-            target, observed(requests[:_LOOKED_AT]), again, self.defenses
+            target, observed(requests[:_LOOKED_AT]), again, self.defended.defenses
         )
 
     def untold(self) -> list[Detection]:

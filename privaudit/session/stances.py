@@ -30,7 +30,6 @@ from privaudit.exposure import relative_error
 from privaudit.inventory.records import Finding
 from privaudit.result import ThreatModel
 from privaudit.session.clients import Client
-from privaudit.session.detecting import STATED
 from privaudit.session.feature_runner import Request
 from privaudit.types import (
     FeatureLayout,
@@ -111,10 +110,13 @@ class Defended:
     Attributes:
         defenses: In the order in which they act.
         countermeasures: ``auto``, ``none``, or names and instances.
+        naive_too: Attack without any of them as well: a countermeasure may be wrong,
+            and the worse of both counts.
     """
 
     defenses: Sequence[Defense] = ()
     countermeasures: Chosen = "auto"
+    naive_too: bool = True
 
 
 UNDEFENDED = Defended()
@@ -208,16 +210,12 @@ def feature_views(
     target: FeatureTarget,
     requests: Sequence[Request],
     detections: Sequence[Detection],
-    chosen: Chosen,
+    defended: Defended,
     *,
     seed: int,
 ) -> list[FeatureView]:
-    """The attackers that an audit stands for: the one who knows, the strongest, first.
-
-    Where something was found that nobody stated, the naive one attacks as well: what
-    was found may not be there.
-    """
-    pairs = answers(detections, chosen, FEATURES)
+    """The attackers that an audit stands for: the one who knows first."""
+    pairs = answers(detections, defended.countermeasures, FEATURES)
     defense = _words(detections)
     naive = FeatureView(target, requests, Stance(defense))
     if not pairs:
@@ -236,7 +234,7 @@ def feature_views(
     ]
     stance = Stance(defense, tuple(c.name for c, _ in pairs), seen.notes)
     knowing = FeatureView(seen.target, looked_at, stance)
-    return [knowing] if _all_stated(pairs) else [knowing, naive]
+    return [knowing, naive] if defended.naive_too else [knowing]
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,12 +272,12 @@ def gradient_views(
     target: Target,
     first: Client,
     detections: Sequence[Detection],
-    chosen: Chosen,
+    defended: Defended,
     *,
     seed: int,
 ) -> list[GradientView]:
     """See :func:`feature_views`; ``first`` is the client whose numbers are told."""
-    pairs = answers(detections, chosen, GRADIENT)
+    pairs = answers(detections, defended.countermeasures, GRADIENT)
     defense = _words(detections)
     naive = GradientView(target, [], Stance(defense), seed)
     if not pairs:
@@ -288,11 +286,7 @@ def gradient_views(
     seen = GradientView(own, pairs, Stance(), seed).seen(own, first.step.observation)
     stance = Stance(defense, tuple(c.name for c, _ in pairs), seen.notes)
     knowing = GradientView(own, pairs, stance, seed)
-    return [knowing] if _all_stated(pairs) else [knowing, naive]
-
-
-def _all_stated(pairs: Answers) -> bool:
-    return all(d.evidence.startswith((STATED, NAMED)) for _, d in pairs)
+    return [knowing, naive] if defended.naive_too else [knowing]
 
 
 def _words(detections: Sequence[Detection]) -> str | None:

@@ -242,7 +242,7 @@ class Comparison:
                 "countermeasures": chosen if isinstance(chosen, str) else list(chosen),
             }
         )
-        own = Defended(settled(acting, self.kind), chosen)
+        own = Defended(settled(acting, self.kind), chosen, naive_too=False)
         return replace(self.subject, model=model, config=config, defended=own)
 
     def _fit(self, chain: Chain) -> tuple[nn.Module, Chain]:
