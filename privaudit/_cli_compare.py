@@ -86,9 +86,7 @@ class ComparisonFile(_Asked):
 
 
 def compare(
-    file: Annotated[
-        Path, typer.Argument(help="What to compare, as TOML")
-    ],
+    file: Annotated[Path, typer.Argument(help="What to compare, as TOML")],
     out: Annotated[
         Path, typer.Option("--out", help="Folder of finished parts and of the report")
     ],
@@ -182,11 +180,9 @@ def _chain(row: Row) -> list[Defense]:
         try:
             made.append(by_name(DEFENSES, entry.name, entry.settings))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
             raise ConfigError(
                 f"[[defense]] {entry.name}", expected="settings that it knows",
-                got=f"{where}: {first['msg']}", hint="docs/reference lists them.",
+                got=read.setting_fault(error), hint="docs/reference lists them.",
             ) from error  # fmt: skip
     if not made:
         raise ConfigError(

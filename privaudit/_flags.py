@@ -118,6 +118,22 @@ Diffusion = Annotated[
         "diffusers pipeline, or its identifier of the hub",
     ),
 ]
+Defenses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--defense",
+        metavar="NAME[:SETTING=VALUE,…]",
+        help="What acts on what is sent, such as gaussian_noise:noise_std=0.1; may be "
+        "repeated, in the order in which it acts",
+    ),
+]
+Countermeasures = Annotated[
+    str,
+    typer.Option(
+        "--countermeasures",
+        help="What the attacker does about defenses: auto, none, or names with commas",
+    ),
+]
 Attacks = Annotated[
     str, typer.Option("--attacks", help="auto, all, or names with commas")
 ]

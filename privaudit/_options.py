@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from privaudit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from privaudit.defenses import Defense
     from privaudit.verdict import Policy
 
 
@@ -136,6 +139,42 @@ def priors(
         named(diffusion, DIFFUSION_PRIORS).check()
         found["diffusion"] = diffusion
     return found
+
+
+def defenses(given: list[str] | None) -> list[Defense]:
+    """Defenses by name, with their settings.
+
+    Raises:
+        ConfigError: An unknown name or setting, or a value that it cannot have.
+    """
+    from pydantic import ValidationError
+
+    from privaudit._plugin import by_name
+    from privaudit.defenses import DEFENSES
+
+    found: list[Defense] = []
+    for entry in given or []:
+        name, _, listed = entry.partition(":")
+        pairs = [p.partition("=") for p in words(listed)]
+        if not all(equals for _, equals, _ in pairs):
+            raise bad("--defense", "name, or name:setting=value,…", entry)
+        settings = {setting.strip(): value for setting, _, value in pairs}
+        try:
+            found.append(by_name(DEFENSES, name.strip(), settings))
+        except ValidationError as error:
+            raise bad("--defense", setting_fault(error), entry) from error
+    return found
+
+
+def setting_fault(error: ValidationError) -> str:
+    """The first fault of a plug-in's settings: which, and what it may be."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def countermeasures(text: str) -> Any:
+    """``auto``, ``none``, or names."""
+    return text if text in ("auto", "none") else words(text)
 
 
 def bad(where: str, expected: str, got: str) -> ConfigError:

@@ -23,6 +23,8 @@ from privaudit._flags import (
     Attacks,
     BudgetOption,
     ChannelsLast,
+    Countermeasures,
+    Defenses,
     Device,
     Diffusion,
     ImageMode,
@@ -194,6 +196,8 @@ def audit(
     public: Public = None,
     inverse_network: InverseNetworkFile = None,
     diffusion: Diffusion = None,
+    defense: Defenses = None,
+    countermeasures: Countermeasures = "auto",
     attacks: Attacks = "auto",
     infer_labels: Annotated[
         bool, typer.Option("--infer-labels", help="Do not give the labels away")
@@ -242,6 +246,8 @@ def audit(
             momentum=read.fraction(momentum, "--momentum"),
         ),
         knowledge=Knowledge(labels="inferred" if infer_labels else "known"),
+        defenses=read.defenses(defense),
+        countermeasures=read.countermeasures(countermeasures),
         attacks=read.attacks(attacks),
         policy=policy,
         budget=read.budget(budget),

@@ -120,3 +120,31 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     done = Command(tmp_path)("compare", "nothing.toml", "--out", "out")
     assert done.code == 2
     assert "nothing.toml" in done.stderr
+
+
+def test_an_audit_behind_defenses(place: Path) -> None:
+    command = Command(place)
+    common = ["--model", "net.py:build", "--images", "private", "--size", "16"]
+    common += ["--split", "first", "--attacks", "linear_inverse", "--budget", "60"]
+    done = command(
+        "audit", *common, "--defense", "random_zeroing:ratio=0.1",
+        "--defense", "gaussian_noise:noise_std=0.05", "--out", "behind",
+    )  # fmt: skip
+    assert done.code in (1, 3), done.stderr
+    record = json.loads((place / "behind" / "result.json").read_text())
+    assert record["config"]["defenses"] == [
+        {"name": "random_zeroing", "settings": {"ratio": 0.1}},
+        {"name": "gaussian_noise", "settings": {"noise_std": 0.05}},
+    ]
+    labels = [a["evidence"]["label"] for a in record["attacks"]]
+    assert labels[0] == "linear_inverse+noise_floor+surviving_values"
+    for wrong, said in (
+        ("no_such", "no_such"),
+        ("random_zeroing:ratio=2", "ratio"),
+        ("random_zeroing:share=.5", "share"),
+        ("random_zeroing:.5", "setting=value"),
+        ("gradient_pruning", "a defense of features"),
+    ):
+        refused = command("audit", *common, "--defense", wrong, "--out", "x")
+        assert refused.code == 2, wrong
+        assert said in refused.line, wrong
