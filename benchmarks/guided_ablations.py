@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.guided import PRIORS, Cell, Found, cell_of
 from benchmarks.split_clients import client_of
-from privaudit.attacks import Drag
+from privaudit.attacks import Drag, Rmle
 from privaudit.attacks._feature_loss import FeatureLoss, distance_for
 from privaudit.attacks._guided_search import prior_for
+from privaudit.attacks.drag import PRESETS
 from privaudit.priors.diffusion import DiffusionModel
 
 CUTS = {
@@ -41,6 +42,9 @@ ABLATIONS: tuple[dict[str, Any], ...] = (
     {"weight": 0.05}, {"weight": 0.5}, {"moments": False}, {"through": False},
     {"mix": "slerp"}, {"l2_weight": 0.01}, {"clamp_input": True},
 )  # fmt: skip
+PARTS = ("ablations", "presets", "speed")
+WARM = (0.2, 0.4, 0.7)
+"""Strengths of runs that start from the images of rmle."""
 SPEED = {"steps": 10, "rounds": 2}
 BATCHES = (1, 4, 16)
 
@@ -52,27 +56,64 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--client", choices=sorted(CUTS), required=True)
     parser.add_argument("--cut")
-    parser.add_argument("--part", choices=("ablations", "speed"), action="append")
+    parser.add_argument("--part", choices=PARTS, action="append")
     options = parser.parse_args()
     torch.set_num_threads(1)
     client = client_of(options.client, options.data)
     cut = options.cut or CUTS[client.name]
     prior = PRIORS.get(client.name, "natural")
-    parts = options.part or ["ablations", "speed"]
+    parts = options.part or list(PARTS)
     measured: dict[str, Any] = {"client": client.name, "cut": cut, "prior": prior}
     if "ablations" in parts:
         cell = cell_of(client, cut, 8, options.out.parent)
         measured["ablations"] = [_ablation(cell, prior, change) for change in ABLATIONS]
+    if "presets" in parts:
+        cell = cell_of(client, cut, 8, options.out.parent)
+        measured["presets"] = _presets(cell, prior)
     if "speed" in parts:
         cell = cell_of(client, cut, max(BATCHES), options.out.parent)
         measured["speed"] = _speed(cell, prior)
     options.out.write_text(json.dumps(measured, indent=1))
 
 
-def _ablation(cell: Cell, prior: str, change: dict[str, Any]) -> dict[str, Any]:
+def _presets(cell: Cell, prior: str) -> list[dict[str, Any]]:
+    """Lengths by name; and runs from the images of rmle, whose time counts too."""
+    lines = [
+        _ablation(cell, prior, {**settings, "name": name})
+        for name, settings in PRESETS.items()
+    ]
     started = time.process_time()
-    images, losses = cell.attacked(Drag(prior=prior, **change), None, None)
+    first, losses = cell.attacked(Rmle(iterations=800), None, None)
     spent = time.process_time() - started
+    lines.append(_line(cell, {"name": "rmle, 800 iterations"}, first, losses, spent))
+    for strength in WARM:
+        change = {"name": "from rmle", "start": "best", "strength": strength}
+        lines.append(_ablation(cell, prior, change, start=first, before=spent))
+    return lines
+
+
+def _ablation(
+    cell: Cell,
+    prior: str,
+    change: dict[str, Any],
+    *,
+    start: Tensor | None = None,
+    before: float = 0.0,
+) -> dict[str, Any]:
+    started = time.process_time()
+    settings = {n: v for n, v in change.items() if n != "name"}
+    images, losses = cell.attacked(Drag(prior=prior, **settings), start, None)
+    spent = before + time.process_time() - started
+    return _line(cell, change, images, losses, spent)
+
+
+def _line(
+    cell: Cell,
+    change: dict[str, Any],
+    images: Tensor,
+    losses: list[float],
+    spent: float,
+) -> dict[str, Any]:
     found = Found("", images, losses, spent)
     line = {
         "change": change,

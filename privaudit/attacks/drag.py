@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -18,11 +19,20 @@ from privaudit.attacks._guided_search import (
     skipped,
 )
 from privaudit.config import Budget
+from privaudit.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "fast": {"steps": 20, "rounds": 4, "through": False},
+    "cpu": {},
+    "paper": {"steps": 250, "rounds": 16, "l2_weight": 0.01},
+}
+"""Lengths by name: minutes on a laptop, the default, what a GPU makes (Lei 2025)."""
 
 
 class Drag(FeatureAttack):
@@ -32,8 +42,7 @@ class Drag(FeatureAttack):
     result differ, turn the noise of the next step against that gradient.
     Source: Lei 2025, algorithm 1; differs in fewer steps, which a CPU can make, in no
     pull to grey, and in what a small prior needs (x̂₀ kept in range inside a step,
-    nothing clamped before the model). The paper's: ``Drag(steps=250, rounds=16,
-    l2_weight=0.01)``.
+    nothing clamped before the model). The paper's: ``Drag.preset("paper")``.
     """
 
     name: ClassVar[str] = "drag"
@@ -80,6 +89,25 @@ class Drag(FeatureAttack):
     """Samples of each image; the one whose features fit best is kept."""
     together: int = Field(default=16, ge=1)
     """Images in one loop; fewer need less memory and give the same result."""
+
+    @classmethod
+    def preset(cls, name: str, **settings: Any) -> Self:
+        """A length by name: ``fast``, ``cpu`` or ``paper``; what each gives is measured
+        in docs/compute.md.
+
+        Args:
+            name: Of the preset.
+            settings: Others, which win over the preset's.
+
+        Raises:
+            ConfigError: No such preset.
+        """
+        if name in PRESETS:
+            return cls(**{**PRESETS[name], **settings})
+        raise ConfigError(
+            f"{cls.__name__}.preset", expected=f"one of {', '.join(PRESETS)}",
+            got=repr(name), hint="Or pass steps= and rounds=.",
+        )  # fmt: skip
 
     @classmethod
     def tiny(cls) -> Drag:

@@ -26,6 +26,7 @@ from privaudit.attacks._guidance import Guidance, _thinned, guide
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import MeanSquaredError
+from privaudit.errors import ConfigError
 from privaudit.exposure import Cut, FeatureExposure
 from privaudit.priors.diffusion import DiffusionModel, PriorCard
 from privaudit.priors.diffusion.schedule import (
@@ -485,3 +486,12 @@ def test_ctrl_c_while_its_network_learns_ends_drag_pp(
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert found == stopped
+
+
+def test_lengths_have_names() -> None:
+    assert Drag.preset("cpu") == Drag()
+    assert (Drag.preset("paper").steps, Drag.preset("paper").rounds) == (250, 16)
+    assert Drag.preset("fast", rounds=2).rounds == 2
+    assert Drag.preset("fast").through is False
+    with pytest.raises(ConfigError, match="one of fast, cpu, paper"):
+        Drag.preset("quick")
