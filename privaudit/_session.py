@@ -213,6 +213,11 @@ class Session:
                 runs.append(replace(ran, stance=view.stance))
         return runs
 
+    def looked_over(self) -> Inventory:
+        """The inventory with the defenses that were stated, or that show."""
+        found = self._detections()
+        return self.inventory.model_copy(update={"detections": found})
+
     def untold(self) -> list[Detection]:
         """Defenses that show to an attacker whom nobody told of any."""
         return [d for d in self._looked(()) if d.found]

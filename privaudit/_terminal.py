@@ -107,6 +107,9 @@ def show_inventory(inventory: Inventory) -> None:
         shape = "x".join(map(str, call.shape)) if call.active else "inactive"
         table.add_row(call.name, call.kind, p, shape, "yes" if call.in_eval else "no")
     console.print(table if inventory.stochastic else "stochastic calls: none found")
+    for seen in inventory.detections:
+        sure = f"confidence {seen.confidence:.2f}"
+        console.print(f"defense: {seen.defense}, {sure}: {seen.evidence}")
     for finding in inventory.findings:
         console.print(f"\n[{finding.severity}] {finding.title} ({finding.where})")
         console.print(f"{finding.text} {finding.remedy}".strip())

@@ -174,7 +174,8 @@ class Auditor:
         """What is in the model: every random draw, what is shared, what it means.
 
         Runs one training step and one forward pass in eval mode: a look at module
-        names alone would miss functional dropout.
+        names alone would miss functional dropout. Defenses that were stated, or that
+        show in what is sent, are among it.
 
         Args:
             sample: As for :meth:`audit`; None uses a shipped photograph of the size
@@ -182,12 +183,12 @@ class Auditor:
         """
         if self._split is not None:
             with self._subject.features(sample) as features:
-                return features.inventory
+                return features.looked_over()
         if is_tokens(self._subject.model, sample):
             with self._subject.tokens(sample) as tokens:
                 return tokens.inventory
         with self._subject.images(sample) as session:
-            return session.inventory
+            return session.looked_over()
 
     def plan(self, sample: Any = None) -> Plan:
         """Which attacks would run, for how long, in how much memory.

@@ -222,6 +222,11 @@ class FeatureSession:
             target, observed(requests[:_LOOKED_AT]), again, self.defended.defenses
         )
 
+    def looked_over(self) -> Inventory:
+        """The inventory with the defenses that were stated, or that show."""
+        found = self.detections(self.target(), self.requests())
+        return self.inventory.model_copy(update={"detections": found})
+
     def untold(self) -> list[Detection]:
         """Defenses that show to an attacker whom nobody told of any."""
         again = observed(self.requests(turn=1)[:_LOOKED_AT]).features

@@ -207,3 +207,36 @@ def test_several_act_in_their_order() -> None:
     result = cut(defenses=both).audit(IMAGES[:1])
     assert labels_of(result)[0] == "rmle+noise_floor+reorder_tokens"
     assert result.record.attacks[0].defense == "token_shuffle, gaussian_noise"
+
+
+def test_an_inventory_names_defenses_without_an_attack() -> None:
+    found = cut(defenses=[TokenShuffle()]).inventory(IMAGES)
+    assert [d.defense for d in found.detections] == ["token_shuffle"]
+    assert cut().inventory(IMAGES).detections == []
+    behind = Auditor(mlp(), mean=0.5, std=0.25, defenses=[GradientPruning(ratio=0.9)])
+    (seen,) = behind.inventory((IMAGES[:1], torch.tensor([1]))).detections
+    assert seen.defense == "gradient_pruning"
+    assert "are zero where" in seen.evidence
+
+
+class Shuffling(nn.Module):
+    """A client part of the user's own that shuffles, which nobody stated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 32, 4, 4)
+        self.place = nn.Parameter(3 * torch.randn(16, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.first(x).flatten(2).transpose(1, 2) + self.place
+        return tokens[:, torch.randperm(16)]
+
+
+def test_a_shuffle_inside_the_users_client_is_found() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        client = Shuffling().eval()
+        server = nn.Sequential(nn.Flatten(), nn.Linear(512, 4)).eval()
+    auditor = Auditor(None, split=(client, server), mean=0.5, std=0.25)
+    found = auditor.inventory(IMAGES).detections
+    assert "token_shuffle" in [d.defense for d in found]
