@@ -123,6 +123,9 @@ class Defense(Plugin):
     """``features``, ``gradient``, or both."""
     does_not_protect: ClassVar[str]
     """What it leaves open, in one sentence for readers of the report."""
+    known_to_attacks: ClassVar[bool] = False
+    """True where it changes the model or the client: attacks see these as they are,
+    and nothing is left to answer."""
     trained: ClassVar[bool] = False
     """True where :meth:`fit` must come first."""
 

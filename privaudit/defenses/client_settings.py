@@ -27,6 +27,7 @@ class LargerBatch(Defense):
         "Batches through dropout on the first layers: their masks tell the images "
         "apart, and each comes back exactly."
     )
+    known_to_attacks: ClassVar[bool] = True
 
     batch_size: int = Field(default=8, ge=1)
     """B, images in one step."""
@@ -56,6 +57,7 @@ class MoreLocalSteps(Defense):
         "What an attacker gets who simulates the steps: with a small learning rate "
         "they are nearly one step on a larger batch."
     )
+    known_to_attacks: ClassVar[bool] = True
 
     local_steps: int = Field(default=4, ge=1)
     """Steps before sending."""

@@ -42,6 +42,7 @@ class DropoutRate(Defense):
         "Anything from an attacker who takes masks into account: they can be read off "
         "the gradient, or found together with the image."
     )
+    known_to_attacks: ClassVar[bool] = True
 
     trained: ClassVar[bool] = True
 

@@ -55,6 +55,7 @@ class NoPeek(Defense):
         "What the features still determine: distances shrink, but an attack that "
         "matches features does not go by how large they are."
     )
+    known_to_attacks: ClassVar[bool] = True
 
     weight: float = Field(default=5.0, gt=0)
     """ρ_N, of the distance correlation."""

@@ -50,6 +50,7 @@ class Precode(Defense):
         "What layers before the bottleneck show on their own: closed forms of the "
         "first layer do not ask where its gradient came from."
     )
+    known_to_attacks: ClassVar[bool] = True
 
     size: int = Field(default=256, ge=1)
     """k: entries of the bottleneck."""

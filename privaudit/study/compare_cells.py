@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from privaudit._session import Session
-from privaudit.defenses import Defense, Undefended
+from privaudit.defenses import ClientStepContext, Defense, Undefended
 from privaudit.errors import ConfigError
-from privaudit.exposure.client_step import defended
 from privaudit.session.features import FeatureSession
 from privaudit.session.subject import Subject
 from privaudit.study.compare_result import NONE, Attacked, DefenseRow
@@ -102,6 +102,7 @@ def blank(chain: Chain) -> DefenseRow:
         sources=[d.source for d in listed if d.source],
         does_not_protect=[d.does_not_protect for d in listed],
         settings=[d.settings() for d in listed],
+        known_to_attacks=bool(chain) and all(d.known_to_attacks for d in chain),
     )
 
 
@@ -187,13 +188,15 @@ def _gradient_cost(session: Session, chain: Chain) -> dict[str, Any]:
     client, exposure, model = session.first, session.exposure, session.model
     plain = list(client.step.clean.gradients.values())
 
-    def defend() -> Any:
-        return defended(
-            client.step, chain, exposure=exposure, model=model, batch=client.batch,
-            seed=0,
-        )  # fmt: skip
+    context = ClientStepContext(exposure, model, client.batch, client.step.tape)
 
-    sent = list(defend().observation.gradients.values())
+    def defend() -> Mapping[str, Tensor]:
+        made, draws = client.step.clean.gradients, torch.Generator().manual_seed(0)
+        for defense in chain:
+            made = defense.apply_gradient(made, context, draws)
+        return made
+
+    sent = list(defend().values())
     before, added = _timed(
         lambda: exposure.observe(model, client.batch, seed=0), defend
     )

@@ -29,6 +29,7 @@ from privaudit.report.files import make_folder, write_file
 from privaudit.report.page import render_study
 from privaudit.report.pictures import Pictures
 from privaudit.study.compare_result import (
+    NONE,
     Attacked,
     ComparisonResult,
     DefenseRow,
@@ -182,8 +183,10 @@ def _table(result: ComparisonResult, caption: str, titles: Sequence[str]) -> Tab
 def _row(number: int, row: DefenseRow) -> tuple[str, ...]:
     naive, adaptive = row.naive, row.adaptive
     answered = "" if adaptive is None else ", ".join(adaptive.countermeasures)
-    if adaptive is not None and not row.answered and row.label != "none":
-        answered = "nothing known here"
+    if adaptive is not None and not row.answered and row.label != NONE:
+        answered = (
+            "attacks see it as it is" if row.known_to_attacks else "nothing known here"
+        )
     return (
         str(number),
         row.label,

@@ -57,6 +57,8 @@ class DefenseRow(_Record):
     """The attacker who does."""
     answered: bool = True
     """False where no countermeasure is known here: both attackers are one."""
+    known_to_attacks: bool = False
+    """True where it changes the model or the client, which attacks see as they are."""
     detections: list[Detection] = Field(default_factory=list)
     """What the attacker sees of it, who is not told."""
     utility: float | None = None
@@ -168,11 +170,12 @@ def _protection(row: DefenseRow) -> str:
     if row.label == NONE:
         return f"an attacker rebuilds images up to SSIM {_of(naive)} ({naive.word})"
     both = f"worst SSIM {_of(naive)} for an attacker who does not know of it, "
-    both += (
-        f"{_of(adaptive)} for one who does"
-        if row.answered
-        else "and nothing more is known here that an attacker could do"
-    )
+    if row.answered:
+        both += f"{_of(adaptive)} for one who does"
+    elif row.known_to_attacks:
+        both = f"worst SSIM {_of(adaptive)}; attacks see it as part of the model"
+    else:
+        both += "and nothing more is known here that an attacker could do"
     if row.stops_naive_only:
         return f"stops only the attacker who does not know of it ({both})"
     if row.leaks:
@@ -232,7 +235,12 @@ def answer(result: ComparisonResult) -> list[str]:
         )
     best = result.ranked[0]
     worst = best.worst
-    if worst is not None and worst.ssim_worst is not None:
+    highest = max(_value(r.worst.ssim_worst if r.worst else None) for r in result.rows)
+    if (
+        worst is not None
+        and worst.ssim_worst is not None
+        and worst.ssim_worst < highest - SMALL
+    ):
         said.append(
             f"Of those measured {best.label} leaves least: worst SSIM "
             f"{worst.ssim_worst:.2f}"
