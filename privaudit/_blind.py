@@ -235,7 +235,7 @@ def blind_record(
 ) -> AttackRecord:
     ran, outcome = trial.run, trial.run.outcomes[0]
     count = client.step.observation.batch_size
-    label = ran.attack.name
+    label = ran.label
     names: list[str | None] = [None] * count
     if outcome.images is not None:
         images = outcome.images.detach().float().cpu().clamp(0, 1)
@@ -262,6 +262,9 @@ def blind_record(
         seconds=ran.seconds,
         device=str(client.batch.images.device),
         seed=seed,
+        defense=ran.stance.defense,
+        countermeasures=list(ran.stance.countermeasures),
+        countermeasure_notes=list(ran.stance.notes),
         outcomes=[_sample_outcome(outcome, count) for _ in range(count)],
         images=names,
         **_search_facts(outcome),

@@ -183,6 +183,21 @@ def test_a_recorded_update_that_was_pruned_is_no_broken_one() -> None:
     assert result.verdict.word == "leaks"
 
 
+def test_without_the_truth_the_record_says_what_was_answered() -> None:
+    model = mlp()
+    auditor = Auditor(model, mean=0.5, std=0.25, attacks=["closed_form"], budget=BUDGET)
+    result = auditor.attack_gradient(
+        step([GradientPruning(ratio=0.5)], model), batch_size=1,
+        truth=(None, torch.tensor([1])), image_shape=(3, 16, 16),
+    )  # fmt: skip
+    label = "closed_form+low_rank+surviving_entries"
+    assert labels_of(result)[0] == label
+    assert result.record.attacks[0].defense == "gradient_pruning"
+    guess = result.attacks[label].reconstructions
+    assert float((guess - IMAGES[:1]).square().mean()) < 1e-3
+    assert result.verdict.word == "inconclusive"
+
+
 def test_a_recorded_update_of_another_image_is_still_a_broken_one() -> None:
     model = mlp()
     auditor = Auditor(model, mean=0.5, std=0.25, attacks=["closed_form"], budget=BUDGET)
