@@ -57,7 +57,7 @@ from tests.models import split_clients
 from tests.models.dia import lenet, mlp
 from tests.zoo.split_models import ZOO
 
-IMAGES, CLIENTS = 8, 4
+IMAGES, CLIENTS = 8, 3
 
 
 class RandomPruner(nn.Module):
@@ -180,13 +180,13 @@ def _looks(
 
 
 def gradient_cases() -> Iterator[Case]:
-    """All models, in batches of one and of four."""
+    """Our own models and half of the zoo, in batches of one and of four."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         own = {"mlp": mlp(0.0), "mlp p .25": mlp(0.25), "lenet": lenet(0.25)}
     for name, model in own.items():
         yield from _steps("development", name, model, (32, 32))
-    for name, entry in ZOO.items():
+    for name, entry in list(ZOO.items())[::2]:  # every second: minutes, not an hour
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = entry.build()
