@@ -1,7 +1,7 @@
 """Write the tables of docs/reference/defenses.md from the registries.
 
-    python tools/make-defense-table.py            # writes the file
-    python tools/make-defense-table.py --check    # exit 1 where it is not up to date
+python tools/make-defense-table.py            # writes the file
+python tools/make-defense-table.py --check    # exit 1 where it is not up to date
 """
 
 import argparse
