@@ -85,7 +85,8 @@ def run(defenses: list[GradientPruning | SignSgd | GaussianNoise]) -> float:
     exposure = GradientExposure(Normalisation((0.5,), (0.25,)))
     parts = list(zip(torch.split(images, 8), torch.split(labels, 8), strict=True))
     moved = trained(
-        small(), lambda: parts, defenses, exposure=exposure, settings=FederatedTraining(rounds=25, lr=3e-3),
+        small(), lambda: parts, defenses, exposure=exposure,
+        settings=FederatedTraining(rounds=25, lr=3e-3),
         seed=0,
     )  # fmt: skip
     assert not moved.training
