@@ -136,6 +136,7 @@ def attacked(result: AuditResult) -> Attacked:
         ssim_worst=None if worst is None else worst.value,
         ssim_mean=math.fsum(best) / len(best) if best else None,
         re_identification=max(rates, default=None),
+        leaks={w.metric: w.value for w in record.verdict.leaks},
         by_attack={n: v for n, v in means.items() if v is not None},
         control_passed=None if control is None else control.passed,
         notes=notes,

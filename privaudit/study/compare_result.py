@@ -33,6 +33,8 @@ class Attacked(_Record):
     """Over images, of each image's leakiest reconstruction."""
     re_identification: float | None = None
     """The highest rate of any attack."""
+    leaks: dict[str, float] = Field(default_factory=dict)
+    """Metrics beyond their limit, with the worst value."""
     by_attack: dict[str, float] = Field(default_factory=dict)
     """Mean SSIM of each attack, by its label."""
     control_passed: bool | None = None
@@ -189,7 +191,14 @@ def _protection(row: DefenseRow) -> str:
 def _of(attacked: Attacked) -> str:
     if attacked.ssim_worst is None:
         return "not measured"
-    return f"{attacked.ssim_worst:.2f}"
+    others = "" if "ssim" in attacked.leaks else _others(attacked)
+    return f"{attacked.ssim_worst:.2f}{others}"
+
+
+def _others(attacked: Attacked) -> str:
+    """What leaks where SSIM does not."""
+    said = [f"{name} {value:.2f}" for name, value in attacked.leaks.items()]
+    return f" (leaks by {', '.join(said)})" if said else ""
 
 
 def _price(row: DefenseRow, result: ComparisonResult) -> str:

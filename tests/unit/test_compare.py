@@ -314,3 +314,11 @@ def test_an_inconclusive_row_is_never_called_clear() -> None:
     said = " ".join(answer(result_of(doubt)))
     assert "treat them as not tested" in said
     assert "no leak found" not in sentence(doubt, result_of(doubt))
+
+
+def test_a_leak_by_another_metric_is_named() -> None:
+    sure = Attacked(word="leaks", line="", ssim_worst=0.4, leaks={"ms_ssim": 0.67})
+    row = DefenseRow(label="sign", naive=sure, adaptive=sure)
+    said = sentence(row, result_of(row))
+    assert "0.40 (leaks by ms_ssim 0.67)" in said
+    assert "does not protect" in said
