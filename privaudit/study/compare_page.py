@@ -40,10 +40,15 @@ from privaudit.study.rates_figure import rates_section
 from privaudit.study.store import Arrays
 
 TITLE = "What does each defense buy, and what does it cost?"
-DRAWN = 3
+DRAWN = 2
 """Images per defense."""
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BASE = 960, 400, 74, 930, 42, 340
-_NEAR, _STEP = 16.0, 17.0
+_NEAR = 16.0
+_AROUND = (
+    (0, -12), (0, 23), (-17, 5), (18, 5), (-15, -10), (16, -10), (-15, 21), (16, 21),
+    (0, -29), (0, 40), (-34, 5), (35, 5),
+)  # fmt: skip
+"""Where a number may stand beside its mark."""
 NOTES = (
     "Each defense is attacked twice: by an attacker who takes what was sent for what "
     "the model gives, and by one who knows of the defense and answers it. Only the "
@@ -220,7 +225,7 @@ def _verdict(row: DefenseRow) -> str:
     if row.naive is None and row.adaptive is None:
         return "not run"
     if row.stops_naive_only:
-        return "leaks; stops the naive attack only"
+        return "leaks (naive stopped)"
     words = {a.word for a in (row.naive, row.adaptive) if a is not None}
     order = ("leaks", "inconclusive", "not run", "no leak found")
     return next((w for w in order if w in words), "not run")
@@ -261,7 +266,7 @@ def _chart(result: ComparisonResult) -> Tradeoff | None:
         pairs.append(
             Pair(
                 (x(naive), level), (x(adaptive), level), str(number),
-                _free(pairs, x(adaptive), level - 12),
+                _free(pairs, x(adaptive), level),
                 _title(row, result),
             )
         )  # fmt: skip
@@ -303,10 +308,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _free(pairs: Sequence[Pair], x: float, y: float) -> tuple[float, float]:
-    """Beside or above the labels that are there already."""
+    """The first place around a mark that no label has taken yet."""
     taken = [p.label for p in pairs]
-    while any(abs(x - a) < _NEAR and abs(y - b) < _NEAR for a, b in taken):
-        x += _STEP
+    for across, up in _AROUND:
+        place = (round(x + across, 1), round(y + up, 1))
+        if not any(
+            abs(place[0] - a) < _NEAR and abs(place[1] - b) < _NEAR for a, b in taken
+        ):
+            return place
     return round(x, 1), round(y, 1)
 
 
