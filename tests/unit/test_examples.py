@@ -27,6 +27,7 @@ SAYS = {
 
 
 WITH_DATA = {"train_digits_client", "train_split_clients", "train_tiny_stylegan"}
+WITH_DATA |= {"federated_defenses"}
 
 
 def test_every_example_is_here() -> None:
@@ -122,3 +123,19 @@ def test_training_the_small_generator(tmp_path: Path) -> None:
         stored.append((tmp_path / out / "tiny_stylegan.safetensors").read_bytes())
     assert stored[0] == stored[1]
     assert stored[0] != stored[2]
+
+
+def test_defenses_of_a_federated_training(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (48, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "d.npz", images=images, labels=np.arange(48) % 10)
+    done = Command(tmp_path).script(
+        EXAMPLES / "federated_defenses.py", "--data", tmp_path / "d.npz",
+        "--out", tmp_path / "out", "--rounds", "2", "--held-out", "16",
+    )  # fmt: skip
+    assert done.code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(": accuracy 0." in line for line in lines), done.stdout
+    assert lines[0].endswith("worst SSIM 1.00 naive, 1.00 adaptive")
+    assert (tmp_path / "out" / "report.html").is_file()
