@@ -83,8 +83,8 @@ def main() -> None:
             continue
         found = [a.ssim_worst or 0.0 for a in (naive, adaptive)]
         print(
-            f"{row.label}: accuracy {row.utility:.3f}, worst SSIM {found[0]:.2f} naive, "
-            f"{found[1]:.2f} adaptive"
+            f"{row.label}: accuracy {row.utility:.3f}, worst SSIM "
+            f"{found[0]:.2f} naive, {found[1]:.2f} adaptive"
         )
 
 
