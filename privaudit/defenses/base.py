@@ -49,7 +49,8 @@ class GradientEvidence:
         sent: One gradient per parameter for each of some clients.
         again: The first client's step a second time, on the same images and under
             the same masks; None: it was recorded elsewhere.
-        reference: The gradient of images of the attacker's own, without any defense.
+        reference: The gradient of images of the attacker's own, under masks of its
+            own and without any defense.
         model: The model.
     """
 

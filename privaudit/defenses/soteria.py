@@ -112,7 +112,7 @@ class Soteria(Defense):
         share = sum(shares) / len(shares)
         usual = empty_columns(seen.reference, seen.model)
         return Detection(
-            defense=cls.name, confidence=ramp(share - usual, 0.1),
+            defense=cls.name, confidence=ramp(share - usual, 0.2),
             evidence=f"{share:.0%} of the columns of the last linear layer are zero, "
             f"{usual:.0%} in the attacker's own gradient",
             estimate={"ratio": share},

@@ -136,18 +136,30 @@ def test_pruned_channels(resent: bool) -> None:
     assert found["disco"].estimate["ratio"] == pytest.approx(0.3, abs=0.1)
 
 
-def mlp() -> nn.Module:
+def mlp(p: float = 0.0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(768, 48), nn.Sigmoid(), nn.Linear(48, 4)
-        )
+            nn.Flatten(), nn.Linear(768, 48), nn.Sigmoid(), nn.Dropout(p),
+            nn.Linear(48, 4),
+        )  # fmt: skip
+
+
+def zero_head() -> nn.Module:
+    model = mlp()
+    nn.init.zeros_(model[4].weight)  # type: ignore[index]
+    return model
 
 
 def gradients(
-    defenses: Sequence[Defense], *, resent: bool = True, clients: int = 3
+    defenses: Sequence[Defense],
+    *,
+    resent: bool = True,
+    clients: int = 3,
+    model: nn.Module | None = None,
 ) -> dict[str, Detection]:
-    model, exposure = mlp(), GradientExposure(Normalisation((0.5,), (0.25,)))
+    model = model or mlp()
+    exposure = GradientExposure(Normalisation((0.5,), (0.25,)))
     batches = [Batch(IMAGES[i : i + 1], torch.tensor([i % 4])) for i in range(clients)]
     steps = [exposure.observe(model, b, seed=i) for i, b in enumerate(batches)]
 
@@ -157,7 +169,9 @@ def gradients(
             batch=batches[number], seed=seed,
         ).observation.gradients  # fmt: skip
 
-    own = exposure.gradient(model, Batch(OTHERS[:1], torch.tensor([0])))
+    own = exposure.observe(
+        model, Batch(OTHERS[:1], torch.tensor([0])), seed=9
+    ).clean.gradients
     again = send(0, 99) if resent else None
     seen = GradientEvidence([send(i, i) for i in range(clients)], again, own, model)
     return {d.defense: d for d in found_in_gradient(seen) if d.found}
@@ -190,6 +204,15 @@ def test_defenses_of_gradients(defense: Defense, estimate: dict[str, float]) -> 
     others = set(found) - {defense.name}
     # Zeroed columns are zeros where units are alive: pruning explains them as well.
     assert others <= ({"gradient_pruning"} if defense.name == "soteria" else set())
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_dropped_units_are_no_defense_of_the_last_layer(p: float) -> None:
+    assert gradients([], model=mlp(p)) == {}
+
+
+def test_norms_that_are_always_alike_are_no_clipping() -> None:
+    assert "gradient_clipping" not in gradients([], model=zero_head())
 
 
 def test_one_clipped_client_shows_by_a_round_norm() -> None:
