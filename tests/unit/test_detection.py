@@ -206,9 +206,10 @@ def test_defenses_of_gradients(defense: Defense, estimate: dict[str, float]) -> 
     assert others <= ({"gradient_pruning"} if defense.name == "soteria" else set())
 
 
-@pytest.mark.parametrize("p", [0.25, 0.5])
-def test_dropped_units_are_no_defense_of_the_last_layer(p: float) -> None:
-    assert gradients([], model=mlp(p)) == {}
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("clients", [1, 3])
+def test_dropped_units_are_no_defense_of_the_last_layer(p: float, clients: int) -> None:
+    assert gradients([], model=mlp(p), clients=clients) == {}
 
 
 def test_norms_that_are_always_alike_are_no_clipping() -> None:
