@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,7 +30,52 @@ if TYPE_CHECKING:
 BOTH = frozenset({FEATURES, GRADIENT})
 
 
-class GaussianNoise(Defense):
+class _AdditiveNoise(Defense):
+    """What both kinds share: one σ for all that is sent, and how it shows."""
+
+    exposures: ClassVar[frozenset[str]] = BOTH
+    does_not_protect: ClassVar[str] = (
+        "What stands in many entries at once: a layer's gradient holds each pixel in "
+        "hundreds of them, and their mean has little noise left."
+    )
+    heavy: ClassVar[bool]
+    """Whether its tails are heavier than normal ones."""
+
+    noise_std: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """σ, the standard deviation, as a share of the root mean square of all entries."""
+
+    def apply_features(
+        self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
+    ) -> Tensor:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return sent + self.noise_std * _size([sent]) * self._drawn(sent, generator)
+
+    def apply_gradient(
+        self,
+        gradients: Mapping[str, Tensor],
+        step: ClientStepContext,
+        generator: torch.Generator,
+    ) -> dict[str, Tensor]:
+        """See :class:`~privaudit.defenses.Defense`."""
+        std = self.noise_std * _size([*gradients.values()])
+        return {n: g + std * self._drawn(g, generator) for n, g in gradients.items()}
+
+    @classmethod
+    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, feature_difference(seen), heavy=cls.heavy)
+
+    @classmethod
+    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
+        """See :class:`~privaudit.defenses.Defense`."""
+        return _detected(cls.name, gradient_noise(seen), heavy=cls.heavy)
+
+    @abstractmethod
+    def _drawn(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Noise of standard deviation 1, of the shape of ``like``."""
+
+
+class GaussianNoise(_AdditiveNoise):
     """Adds normal noise of a fixed share of the size of what is sent.
 
     One standard deviation for all entries of a gradient, or of an image's features.
@@ -42,43 +88,13 @@ class GaussianNoise(Defense):
     name: ClassVar[str] = "gaussian_noise"
     title: ClassVar[str] = "Gaussian noise"
     source: ClassVar[str] = "Zhu 2019"
-    exposures: ClassVar[frozenset[str]] = BOTH
-    does_not_protect: ClassVar[str] = (
-        "What stands in many entries at once: a layer's gradient holds each pixel in "
-        "hundreds of them, and their mean has little noise left."
-    )
+    heavy: ClassVar[bool] = False
 
-    noise_std: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """σ as a share of the root mean square of all entries."""
-
-    def apply_features(
-        self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
-    ) -> Tensor:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return sent + self.noise_std * _size([sent]) * normal(sent, generator)
-
-    def apply_gradient(
-        self,
-        gradients: Mapping[str, Tensor],
-        step: ClientStepContext,
-        generator: torch.Generator,
-    ) -> dict[str, Tensor]:
-        """See :class:`~privaudit.defenses.Defense`."""
-        std = self.noise_std * _size([*gradients.values()])
-        return {n: g + std * normal(g, generator) for n, g in gradients.items()}
-
-    @classmethod
-    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return _detected(cls.name, feature_difference(seen), heavy=False)
-
-    @classmethod
-    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return _detected(cls.name, gradient_noise(seen), heavy=False)
+    def _drawn(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return normal(like, generator)
 
 
-class LaplaceNoise(Defense):
+class LaplaceNoise(_AdditiveNoise):
     """As ``gaussian_noise``, with heavier tails.
 
     Source: Zhu 2019, section 5; differs in σ, which is relative to the root mean
@@ -88,40 +104,10 @@ class LaplaceNoise(Defense):
     name: ClassVar[str] = "laplace_noise"
     title: ClassVar[str] = "Laplace noise"
     source: ClassVar[str] = "Zhu 2019"
-    exposures: ClassVar[frozenset[str]] = BOTH
-    does_not_protect: ClassVar[str] = (
-        "What stands in many entries at once: a layer's gradient holds each pixel in "
-        "hundreds of them, and their mean has little noise left."
-    )
+    heavy: ClassVar[bool] = True
 
-    noise_std: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """σ = b·√2 as a share of the root mean square of all entries."""
-
-    def apply_features(
-        self, sent: Tensor, layout: FeatureLayout, generator: torch.Generator
-    ) -> Tensor:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return sent + self.noise_std * _size([sent]) * laplace(sent, generator)
-
-    def apply_gradient(
-        self,
-        gradients: Mapping[str, Tensor],
-        step: ClientStepContext,
-        generator: torch.Generator,
-    ) -> dict[str, Tensor]:
-        """See :class:`~privaudit.defenses.Defense`."""
-        std = self.noise_std * _size([*gradients.values()])
-        return {n: g + std * laplace(g, generator) for n, g in gradients.items()}
-
-    @classmethod
-    def detect_features(cls, seen: FeatureEvidence) -> Detection | None:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return _detected(cls.name, feature_difference(seen), heavy=True)
-
-    @classmethod
-    def detect_gradient(cls, seen: GradientEvidence) -> Detection | None:
-        """See :class:`~privaudit.defenses.Defense`."""
-        return _detected(cls.name, gradient_noise(seen), heavy=True)
+    def _drawn(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return laplace(like, generator)
 
 
 _HEAVY = 3.7

@@ -297,7 +297,12 @@ def test_is_frozen(defense: Defense) -> None:
 
 
 def test_every_setting_is_explained(defense: Defense) -> None:
-    source = inspect.getsource(type(defense))
     for name in type(defense).model_fields:
+        (own,) = [
+            c
+            for c in type(defense).__mro__
+            if name in vars(c).get("__annotations__", {})
+        ]
+        source = inspect.getsource(own)
         declared = source.split(f"    {name}:", 1)[1].split("\n", 1)
         assert declared[1].lstrip().startswith('"""'), f"{name} has no docstring"
