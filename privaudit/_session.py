@@ -234,7 +234,7 @@ class Session:
         images = shipped_images(len(self.first.batch), shape)
         own = Batch(images.to(self.first.batch.images), labels)
         return gradient_detections(
-            [c.step.observation for c in [self.first, *self._other_clients()[:3]]],
+            [self.first.step.observation, *self._next_observations(3)],
             again=self._again(),
             # Under masks of its own: dropped units are zero in every client's step.
             reference=self.exposure.observe(
@@ -243,6 +243,15 @@ class Session:
             model=self.model,
             defenses=told,
         )
+
+    def _next_observations(self, most: int) -> list[Observation]:
+        """What the clients after the first send; no more steps than are looked at."""
+        size, total = self._client_size, len(self.sample.images)
+        starts = range(size, total, size)[:most]
+        return [
+            self._waiting(s, s + size, seed=self.config.seed + i).step.observation
+            for i, s in enumerate(starts, 1)
+        ]
 
     def _again(self) -> Observation | None:
         """The first client's step sent once more, with other draws of its defenses."""

@@ -39,7 +39,7 @@ from privaudit.study.defended_model import DefendedModel
 from privaudit.study.federated import FederatedTraining, trained
 from privaudit.study.keys import CellKey
 from privaudit.study.store import Arrays, Store
-from privaudit.study.utility import Utility, measured
+from privaudit.study.utility import Utility, measured, what_of
 
 if TYPE_CHECKING:
     from privaudit.attacks import Attack, FeatureAttack
@@ -297,7 +297,7 @@ class Comparison:
             "data": self._data_digest(),
         }
         if part == "utility":
-            given["utility"] = _name(self.utility)
+            given["utility"] = [_name(self.utility), *what_of(self.utility)]
             given["training"] = self.training.model_dump(mode="json")
         return CellKey(
             kind=KIND, version=__version__, model=model_digest(self.subject.model),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from privaudit._pixels import Normalisation
+from privaudit._provenance import tensor_digest
+from privaudit._resume import code_of
 from privaudit.errors import ConfigError, UnsupportedModelError
 from privaudit.exposure import output
 
@@ -68,7 +70,21 @@ def accuracy(
             )  # fmt: skip
         return right / total
 
+    measured.batches = batches  # type: ignore[attr-defined]  # what_of() reads it
     return measured
+
+
+def what_of(utility: Utility | None) -> list[str]:
+    """What a utility is, as far as it shows: its code, and of accuracy its images.
+
+    Another one of the same name is another number.
+    """
+    images = getattr(utility, "batches", None)
+    if images is None:
+        return [code_of(utility)]
+    first = next(iter(images), None)
+    digest = "none" if first is None else tensor_digest(first[0])
+    return [code_of(utility), digest]
 
 
 def measured(utility: Utility, model: nn.Module) -> float:

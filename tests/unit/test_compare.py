@@ -32,7 +32,7 @@ from privaudit.study.compare_result import (
     sentence,
 )
 from privaudit.study.federated import FederatedTraining
-from privaudit.study.utility import accuracy
+from privaudit.study.utility import accuracy, what_of
 from tests.contract.feature_cases import photographs
 from tests.models.vit import small_vit
 
@@ -322,3 +322,10 @@ def test_a_leak_by_another_metric_is_named() -> None:
     said = sentence(row, result_of(row))
     assert "0.40 (leaks by ms_ssim 0.67)" in said
     assert "does not protect" in said
+
+
+def test_another_utility_of_the_same_name_is_another_one() -> None:
+    one, other = (accuracy([(x, LABELS)]) for x in (IMAGES, 1 - IMAGES))
+    assert what_of(one) == what_of(accuracy([(IMAGES, LABELS)]))
+    assert what_of(one) != what_of(other)
+    assert what_of(lambda _: 0.5) != what_of(lambda _: 0.25)
