@@ -14,6 +14,7 @@ from torch import nn
 
 from privaudit import __version__
 from privaudit._provenance import code_digest, model_digest, tensor_digest
+from privaudit._resume import code_of
 from privaudit.config import DefenseConfig
 from privaudit.defenses import Defense, Detection, TrainData
 from privaudit.defenses.base import FEATURES, GRADIENT
@@ -294,6 +295,7 @@ class Comparison:
             "config": config,
             "attacks": {a.name: a.settings() for a in self._running()},
             "code": code_digest(),
+            "callables": [code_of(f) for f in self.subject.callables],
             "data": self._data_digest(),
         }
         if part == "utility":
