@@ -113,6 +113,7 @@ class Ladder(Generic[AnyAttack]):
                     state="skipped" if exact else "missing",
                     skip="already exact" if exact else None,
                     reason="another attack is already exact" if exact else reason,
+                    required=name not in self.family or self.family[name].required,
                 ),
                 title=name.replace("_", " ").capitalize(),
             )
@@ -129,7 +130,7 @@ WARM: Mapping[str, Mapping[str, Any]] = {
     "dropout_inversion": {"initialisation": "analytical"}
 }
 GRADIENT = Ladder[Attack](
-    ("closed_form", "sparse_factorization", "dropout_inversion"),
+    ("closed_form", "sparse_factorization", "gauss_newton", "dropout_inversion"),
     ATTACKS,
     Attack,  # type: ignore[type-abstract]
     WARM,

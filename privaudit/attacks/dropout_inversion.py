@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from privaudit.attacks._masks import Reading, read_mask
+from privaudit.attacks._mask_search import Initialisation, MaskSearch
 from privaudit.attacks._minimise import Schedule
 from privaudit.attacks._scene import Scene
 from privaudit.attacks._search import (
-    Masks,
     Plan,
     bare_scene,
     classes_of,
@@ -26,13 +24,11 @@ from privaudit.attacks._search_many import Problem, search_together
 from privaudit.attacks.april import FAINT, NO_POSITION, led_by_position
 from privaudit.attacks.base import Attack
 from privaudit.distances import Cosine, Distance
-from privaudit.tape import Draw, Tape
+from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Reconstruction, Target
 
 if TYPE_CHECKING:
     from privaudit.config import Budget
-
-Initialisation = Literal["bernoulli", "normal_keep", "normal_half", "analytical"]
 
 
 class DropoutInversion(Attack):
@@ -123,29 +119,15 @@ class DropoutInversion(Attack):
         if prior_weight is None and self.base == "april":
             prior_weight = FAINT
         matching = matching_of(scene, prior_weight, distance)
-        blank = scene.structure.tape
-        unknown = [i for i, d in enumerate(blank) if d.is_mask and 0 < (d.p or 0) < 1]
-        draws = [blank.draws[i] for i in unknown]
-        readings: list[Reading | None] = [None] * len(unknown)
-        if self.initialisation == "analytical":
-            readings = [read_mask(scene, i) for i in unknown]
-
-        def tape_of(masks: Masks) -> Tape | None:
-            if not len(blank):
-                return None
-            values = _still(blank)
-            for index, mask in zip(unknown, masks, strict=True):
-                values[index] = mask
-            return blank.with_values(values)
-
+        search_for = MaskSearch(
+            scene, self.initialisation, hold_certain=self.hold_certain
+        )
+        regularised = self.mask_weight > 0 and self.initialisation != "normal_half"
         plan = Plan(
-            masks=lambda: [
-                self._mask(d, r, generator)
-                for d, r in zip(draws, readings, strict=True)
-            ],
-            tape_of=tape_of,
-            penalty=None if self._unregularised(draws) else self._penalty(draws),
-            held=[self._held(r) for r in readings],
+            masks=lambda: search_for.starts(generator),
+            tape_of=search_for.tape_of,
+            penalty=search_for.rates(self.mask_weight) if regularised else None,
+            held=search_for.held,
             classes=classes_of(scene),
         )
         return Problem(matching, plan)
@@ -165,55 +147,3 @@ class DropoutInversion(Attack):
         if self.base == "april":
             return led_by_position(scene, self.position_weight)
         return Cosine()
-
-    def _unregularised(self, draws: Sequence[Draw]) -> bool:
-        return (
-            not draws or self.mask_weight == 0 or self.initialisation == "normal_half"
-        )
-
-    def _penalty(self, draws: Sequence[Draw]) -> _Rates:
-        return _Rates([d.p or 0.0 for d in draws], self.mask_weight)
-
-    def _held(self, reading: Reading | None) -> Tensor | None:
-        """Which entries must not move."""
-        return reading.certain if reading is not None and self.hold_certain else None
-
-    def _mask(
-        self, draw: Draw, reading: Reading | None, generator: torch.Generator
-    ) -> Tensor:
-        if reading is not None:
-            return reading.value
-        like = draw.value
-        shape = () if like is None else tuple(like.shape)
-        keep = 1 - (draw.p or 0.0)
-        if self.initialisation == "normal_half":
-            mask = 0.5 + 0.25 * torch.randn(shape, generator=generator)
-        elif self.initialisation == "normal_keep":
-            count = max(1, torch.Size(shape).numel())
-            mask = keep + torch.randn(shape, generator=generator) / count**0.5
-        else:
-            mask = torch.rand(shape, generator=generator).lt(keep).float()
-        mask = mask.clamp(0, 1)
-        return mask if like is None else mask.to(like)
-
-
-class _Rates:
-    """λ·Ω(Ψ): each mask should drop as many as its layer does."""
-
-    def __init__(self, rates: Sequence[float], weight: float) -> None:
-        self._rates, self._weight = rates, weight
-
-    def __call__(self, masks: Masks) -> Tensor:
-        parts = [
-            (p - (1 - m.clamp_min(0).sum() / m.numel())).abs()
-            for p, m in zip(self._rates, masks, strict=True)
-        ]
-        return self._weight * torch.stack(parts).sum()
-
-
-def _still(tape: Tape) -> list[Tensor | None]:
-    """Values that leave everything as it is: masks keep all, noise is zero."""
-    return [
-        d.value if d.is_mask or d.value is None else torch.zeros_like(d.value)
-        for d in tape
-    ]

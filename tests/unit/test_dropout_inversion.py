@@ -12,7 +12,9 @@ from privaudit import Auditor, Budget, Client, Knowledge
 from privaudit._align import assignment, mask_scores
 from privaudit._pixels import Normalisation
 from privaudit._samples import load
+from privaudit.attacks._mask_search import MaskSearch
 from privaudit.attacks._minimise import Schedule
+from privaudit.attacks._search import scene_of
 from privaudit.attacks.dropout_inversion import DropoutInversion
 from privaudit.attacks.inverting_gradients import InvertingGradients
 from privaudit.attacks.well_informed import WellInformed
@@ -142,10 +144,17 @@ def test_every_initialisation_runs_and_keeps_masks_in_range(
 
 
 def test_the_mask_penalty_pulls_towards_the_rate_of_the_layer() -> None:
-    from privaudit.attacks.dropout_inversion import _Rates
-
-    assert float(_Rates([0.25], 2.0)([torch.ones(8)])) == pytest.approx(0.5)
-    assert float(_Rates([0.25], 2.0)([torch.tensor([1.0, 1, 1, 0])])) == 0.0
+    model, batch = seeded_mlp(0.25), Batch(photographs(1), torch.tensor([3]))
+    exposure = GradientExposure(Normalisation(MEAN, STD))
+    target = Target(model, exposure, AttackerKnowledge(batch.labels))
+    observation = exposure.observe(model, batch, seed=0).observation
+    search = MaskSearch(scene_of(target, observation, torch.Generator()), "bernoulli")
+    penalty = search.rates(2.0)
+    assert penalty is not None
+    whole = [torch.ones_like(m) for m in search.neutral()]
+    assert float(penalty(whole)) == pytest.approx(2 * 0.25 * len(whole))
+    right = [m * 0.75 for m in whole]
+    assert float(penalty(right)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_batch_is_put_in_order_before_it_is_scored() -> None:
