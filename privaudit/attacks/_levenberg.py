@@ -27,11 +27,13 @@ _SOFTER, _HARDER = 0.1, 8.0
 _AS_HOPED, _BADLY = 0.75, 0.25
 """Share of the gain a step promised: above and below, the damping is changed."""
 _TRIES = 14
+"""Dampings of one step."""
 _FEW = 300
+"""Steps of conjugate gradients at first."""
 _CLOSE = 0.3
 """A linear system is solved to this share of how well the step itself can be."""
-_GAIN = 1e-2
-_PATIENCE = 6
+_GAIN, _PATIENCE = 1e-2, 3
+"""So many steps in a row that gain less than that share end it."""
 _SEED = 0
 
 
@@ -198,7 +200,8 @@ class _Walk:
                 now = float(self.residual(moved).detach().double().square().sum())
             if now < before:
                 promised = float(change @ pull)
-                self._accept(moved, now, capped=capped)
+                self._few = self._few_after(capped=capped, better=now < before / 2)
+                self._accept(moved, now)
                 self._judge((before - now) / max(promised, 1e-30))
                 self._idle = self._idle + 1 if now > before * (1 - _GAIN) else 0
                 if self._idle >= _PATIENCE:
@@ -209,12 +212,16 @@ class _Walk:
             self._damping *= _HARDER
         return "plateau"
 
-    def _accept(self, moved: list[Tensor], now: float, *, capped: bool) -> None:
+    def _accept(self, moved: list[Tensor], now: float) -> None:
         self.values, self.loss = moved, now
         self.done += 1
         self.curve.append((self.done, now))
-        if capped:  # the system wants more than it got
-            self._few = min(2 * self._few, self.effort.products)
+
+    def _few_after(self, *, capped: bool, better: bool) -> int:
+        """More steps for the next system where this one wanted them, and it paid."""
+        if capped and better:
+            return min(2 * self._few, self.effort.products)
+        return self._few
 
     def _judge(self, kept: float) -> None:
         """Trust the tangent more, or less, by what it kept of its promise."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from privaudit.attacks._levenberg import Effort, least_squares
+from privaudit.attacks._levenberg import Effort, Walked, least_squares
 from privaudit.attacks._mask_search import MaskSearch
 from privaudit.attacks._matching import Matching
 from privaudit.attacks._search import (
@@ -39,6 +39,9 @@ _FAINT = 1e-4
 """A parameter's gradient of a smaller share of the whole counts as of this share."""
 _GREY = 0.5
 _BLOTCHES = 4
+"""Side, in random values, of the smooth random pictures that batches start from."""
+_SHAKEN, _SPREAD = 15, 1.0
+"""Steps with other weights, which are within that power of ten of their own."""
 _OUTSIDE = 0.03
 """Weight of the equation that a pixel is in its range. Without it some digits are not
 found, with .3 most are not (measured on LeNet)."""
@@ -63,18 +66,19 @@ class GaussNewton(Attack):
     required: ClassVar[bool] = False
 
     steps: int = Field(default=100, ge=1)
-    """Linearisations of one start at most."""
+    """Linearisations from one place at most."""
     products: int = Field(default=2400, ge=1)
     """Steps of conjugate gradients for one of them at most."""
-    work: int = Field(default=40_000, ge=1)
-    """Of them for all linearisations and starts together."""
-    starts: int = Field(default=8, ge=1)
-    """How many at most: grey, then smooth random pictures."""
+    work: int = Field(default=60_000, ge=1)
+    """Of them for all linearisations together."""
+    shakes: int = Field(default=20, ge=0)
+    """How often at most a place where it gets stuck is left: by some steps for which
+    each parameter counts more or less, at random."""
 
     @classmethod
     def tiny(cls) -> GaussNewton:
         """A few steps from one start."""
-        return cls(steps=8, products=100, starts=1)
+        return cls(steps=8, products=100, shakes=1)
 
     def run(
         self,
@@ -88,37 +92,28 @@ class GaussNewton(Attack):
         reason = _refusal(target)
         if reason:
             return Reconstruction(None, "skipped", reason)
-        deadline = None
-        if budget.seconds is not None:
-            deadline = time.monotonic() + budget.seconds
         scene = scene_of(target, observation, generator)
         masks = MaskSearch(scene, "analytical")
         labels = require_labels(scene.labels)
         matching = Matching(target, observation, labels, SquaredL2(), ())
-        steps = min(self.steps, budget.iterations or self.steps)
-        work = self.work
-        wanted = min(self.starts, budget.restarts or self.starts)
-        equations = _Equations(matching, masks.tape_of, _OUTSIDE)
-        runs: list[Descent] = []
-        for number in range(wanted):
-            effort = Effort(steps, self.products, work, deadline)
-            if runs and (work <= 0 or not effort.in_time()):
+        legs = _Legs(
+            _Equations(matching, masks.tape_of),
+            held=[None, *masks.held],
+            steps=min(self.steps, budget.iterations or self.steps),
+            effort=Effort(self.steps, self.products, self.work, _deadline(budget)),
+        )
+        place = [_start(matching, generator), *masks.neutral()]
+        wanted = 1 + min(self.shakes, budget.restarts or self.shakes)
+        for _ in range(wanted):
+            place = legs.settle(place)
+            if not legs.over:
+                place = legs.shake(place, generator)
+            if legs.over:
                 break
-            images = _start(matching, number, generator)
-            found = least_squares(
-                equations,
-                [images, *masks.neutral()],
-                [None, *masks.held],
-                goal=equations.goal,
-                effort=effort,
-            )
-            work -= found.products
-            inputs, *ends = found.best
-            runs.append(replace(found, best=[inputs, *(m.clamp(0, 1) for m in ends)]))
-            if runs[-1].end in ("goal", "interrupted"):
-                break
+        if legs.spent >= self.work:  # no time was missing
+            wanted = len(legs.runs)
         plan = Plan(masks.neutral, masks.tape_of)
-        return report(matching, plan, runs, wanted)
+        return report(matching, plan, legs.runs, wanted)
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape
@@ -129,7 +124,7 @@ class GaussNewton(Attack):
         bare_scene(target, observation, torch.Generator())
         matching = Matching(target, observation, batch.labels, SquaredL2(), ())
         inputs = matching.scale.apply(batch.images)
-        equations = _Equations(matching, lambda _: tape, 0.0)
+        equations = _Equations(matching, lambda _: tape)
         return float(equations([inputs]).detach().double().square().sum())
 
 
@@ -143,11 +138,16 @@ def _refusal(target: Target) -> str:
     return ""
 
 
-def _start(matching: Matching, number: int, generator: torch.Generator) -> Tensor:
+def _deadline(budget: Budget) -> float | None:
+    """Of ``time.monotonic``."""
+    return None if budget.seconds is None else time.monotonic() + budget.seconds
+
+
+def _start(matching: Matching, generator: torch.Generator) -> Tensor:
     """Grey for a single image, else smooth pictures that differ from each other."""
     size, shape = matching.observation.batch_size, matching.observation.image_shape
     device = next(iter(matching.observation.gradients.values())).device
-    if number == 0 and size == 1:
+    if size == 1:
         pixels = torch.full((size, *shape), _GREY)
     else:
         few = torch.rand(size, shape[0], _BLOTCHES, _BLOTCHES, generator=generator)
@@ -162,12 +162,12 @@ class _Equations:
     Attributes:
         matching: Model and observation.
         tape_of: Puts masks into a tape.
-        outside: Weight of the equations that keep pixels in their range.
+        weights: By which a parameter counts more; 1 where left out.
     """
 
     matching: Matching
     tape_of: TapeOf
-    outside: float
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, unknowns: Sequence[Tensor]) -> Tensor:
         """(equations,) with their graph, of the model's input and the masks.
@@ -182,16 +182,16 @@ class _Equations:
         mine, theirs = dict(guess), dict(matching.observation.gradients)
         for compare in matching.target.comparisons:
             mine, theirs = map(dict, compare(mine, theirs))
-        whole = sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5
+        whole = sum(_norm(g) ** 2 for g in theirs.values()) ** 0.5
         parts = [
             (mine[n] - g.detach()).flatten()
-            / max(float(g.double().norm()), _FAINT * whole, 1e-30)
+            * (self.weights.get(n, 1.0) / max(_norm(g), _FAINT * whole, 1e-30))
             for n, g in theirs.items()
             if n in mine
         ]
         low, high = matching.box(unknowns[0])
         outside = unknowns[0] - unknowns[0].clamp(low, high)
-        return torch.cat([*parts, self.outside * outside.flatten()])
+        return torch.cat([*parts, _OUTSIDE * outside.flatten()])
 
     @property
     def goal(self) -> float:
@@ -199,3 +199,70 @@ class _Equations:
         target = self.matching.target
         count = len(self.matching.observation.gradients)
         return count * max(_GOAL**2, target.noise_share)
+
+    def shaken(self, generator: torch.Generator) -> _Equations:
+        """The same equations, each parameter's more or less important at random."""
+        names = list(self.matching.observation.gradients)
+        powers = _SPREAD * (2 * torch.rand(len(names), generator=generator) - 1)
+        weights = dict(zip(names, (10**powers).tolist(), strict=True))
+        return replace(self, weights=weights)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.detach().double().norm())
+
+
+@dataclass(eq=False)
+class _Legs:
+    """The way from one place where it settles to the next.
+
+    The least squares of other weights lie elsewhere, but a solution solves them all: a
+    few steps under other weights lead out of a place that is none.
+
+    Attributes:
+        equations: What is solved.
+        held: Per unknown which entries must not move.
+        steps: Linearisations from one place.
+        effort: What may be spent in all.
+        runs: Where it settled, in order.
+        spent: Products so far.
+    """
+
+    equations: _Equations
+    held: Sequence[Tensor | None]
+    steps: int
+    effort: Effort
+    runs: list[Descent] = field(default_factory=list)
+    spent: int = 0
+
+    def settle(self, place: Sequence[Tensor]) -> list[Tensor]:
+        """Solve from ``place``."""
+        found = self._walk(self.equations, place, self.equations.goal, self.steps)
+        inputs, *masks = found.best
+        self.runs.append(replace(found, best=[inputs, *(m.clamp(0, 1) for m in masks)]))
+        return found.best
+
+    def shake(
+        self, place: Sequence[Tensor], generator: torch.Generator
+    ) -> list[Tensor]:
+        """Leave ``place``."""
+        shaken = self.equations.shaken(generator)
+        found = self._walk(shaken, place, 0.0, min(_SHAKEN, self.steps))
+        if found.end == "interrupted":
+            self.runs[-1] = replace(self.runs[-1], end="interrupted")
+        return found.best
+
+    @property
+    def over(self) -> bool:
+        """True once it is solved, interrupted, or nothing is left to spend."""
+        if self.runs[-1].end in ("goal", "interrupted", "numerical"):
+            return True
+        return self.spent >= self.effort.work or not self.effort.in_time()
+
+    def _walk(
+        self, equations: _Equations, place: Sequence[Tensor], goal: float, steps: int
+    ) -> Walked:
+        left = replace(self.effort, steps=steps, work=self.effort.work - self.spent)
+        found = least_squares(equations, place, self.held, goal=goal, effort=left)
+        self.spent += found.products
+        return found
