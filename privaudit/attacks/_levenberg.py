@@ -26,8 +26,8 @@ _DAMPING, _SOFTEST = 1e-2, 1e-14
 _SOFTER, _HARDER = 0.1, 8.0
 _AS_HOPED, _BADLY = 0.75, 0.25
 """Share of the gain a step promised: above and below, the damping is changed."""
-_TRIES = 14
-"""Dampings of one step."""
+_STIFF = 1e2
+"""Damping beyond which no step of a smooth function would fail: there is a kink."""
 _FEW = 300
 """Steps of conjugate gradients at first."""
 _CLOSE = 0.3
@@ -143,9 +143,11 @@ class Walked(Descent):
 
     Attributes:
         products: Steps of conjugate gradients that it took.
+        kinked: It ended where even short steps do not keep what the slope promises.
     """
 
     products: int = 0
+    kinked: bool = False
 
 
 @dataclass(eq=False)
@@ -156,6 +158,7 @@ class _Walk:
     effort: Effort
     loss: float = float("inf")
     done: int = 0
+    kinked: bool = False
     curve: list[tuple[int, float]] = field(default_factory=list)
     pictures: list[tuple[int, Tensor]] = field(default_factory=list)
     _damping: float = _DAMPING
@@ -189,7 +192,7 @@ class _Walk:
         pull = -self._free * tangent.backward(tangent.value)
         stiffness = _stiffness(tangent, self._free)
         here = self._flat(self.values)
-        for _ in range(_TRIES):
+        while self._damping < _STIFF:
             before_it = self._spent
             change = self._change(tangent, pull, stiffness)
             capped = self._spent - before_it >= self._few
@@ -210,6 +213,7 @@ class _Walk:
             if self._spent >= self.effort.work:
                 return "iterations"
             self._damping *= _HARDER
+        self.kinked = True
         return "plateau"
 
     def _accept(self, moved: list[Tensor], now: float) -> None:
@@ -258,7 +262,7 @@ class _Walk:
         best = self.curve[-1][1] if self.curve else float("inf")
         return Walked(
             self.values, start, best, best, self.done, end, self.curve, self.pictures,
-            products=self._spent,
+            products=self._spent, kinked=self.kinked,
         )  # fmt: skip
 
 

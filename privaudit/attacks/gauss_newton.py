@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from privaudit.attacks._minimise import Descent
     from privaudit.config import Budget
 
+KINKS = (
+    "the gradient jumps as the image changes (rectifiers, max-pooling): no slope leads "
+    "to the image from here"
+)
 _GOAL = 1e-5
 """Relative error per parameter at which nothing more is to be had in float32."""
 _FAINT = 1e-4
@@ -99,7 +103,8 @@ class GaussNewton(Attack):
         legs = _Legs(
             _Equations(matching, masks.tape_of),
             held=[None, *masks.held],
-            steps=min(self.steps, budget.iterations or self.steps),
+            steps=self.steps,
+            most=budget.iterations,
             effort=Effort(self.steps, self.products, self.work, _deadline(budget)),
         )
         place = [_start(matching, generator), *masks.neutral()]
@@ -110,10 +115,13 @@ class GaussNewton(Attack):
                 place = legs.shake(place, generator)
             if legs.over:
                 break
-        if legs.spent >= self.work:  # no time was missing
+        if legs.effort.in_time():  # it is done, whatever the places it saw
             wanted = len(legs.runs)
         plan = Plan(masks.neutral, masks.tape_of)
-        return report(matching, plan, legs.runs, wanted)
+        outcome = report(matching, plan, legs.runs, wanted)
+        if legs.kinked and outcome.state != "exact":
+            outcome = replace(outcome, notes=(*outcome.notes, KINKS))
+        return outcome
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape
@@ -223,23 +231,44 @@ class _Legs:
         equations: What is solved.
         held: Per unknown which entries must not move.
         steps: Linearisations from one place.
+        most: Of them in all; None: any number.
         effort: What may be spent in all.
         runs: Where it settled, in order.
         spent: Products so far.
+        kinked: The gradient is not smooth, so shaking will not help.
     """
 
     equations: _Equations
     held: Sequence[Tensor | None]
     steps: int
+    most: int | None
     effort: Effort
     runs: list[Descent] = field(default_factory=list)
     spent: int = 0
+    kinked: bool = False
+    _shaken: int = 0
+
+    @property
+    def steps_done(self) -> int:
+        """Linearisations so far."""
+        return sum(r.iterations for r in self.runs) + self._shaken
 
     def settle(self, place: Sequence[Tensor]) -> list[Tensor]:
         """Solve from ``place``."""
         found = self._walk(self.equations, place, self.equations.goal, self.steps)
         inputs, *masks = found.best
-        self.runs.append(replace(found, best=[inputs, *(m.clamp(0, 1) for m in masks)]))
+        before = self.runs[-1] if self.runs else found
+        later = [(self.steps_done + n, loss) for n, loss in found.curve]
+        run = replace(
+            found,
+            best=[inputs, *(m.clamp(0, 1) for m in masks)],
+            iterations=self._shaken + found.iterations,
+            loss_start=before.loss_start,
+            curve=[*(before.curve if self.runs else ()), *later],
+            pictures=before.pictures,
+        )
+        self.runs.append(run)
+        self._shaken = 0
         return found.best
 
     def shake(
@@ -248,6 +277,7 @@ class _Legs:
         """Leave ``place``."""
         shaken = self.equations.shaken(generator)
         found = self._walk(shaken, place, 0.0, min(_SHAKEN, self.steps))
+        self._shaken = found.iterations
         if found.end == "interrupted":
             self.runs[-1] = replace(self.runs[-1], end="interrupted")
         return found.best
@@ -255,14 +285,19 @@ class _Legs:
     @property
     def over(self) -> bool:
         """True once it is solved, interrupted, or nothing is left to spend."""
-        if self.runs[-1].end in ("goal", "interrupted", "numerical"):
+        if self.kinked or self.runs[-1].end in ("goal", "interrupted", "numerical"):
+            return True
+        if self.most is not None and self.steps_done >= self.most:
             return True
         return self.spent >= self.effort.work or not self.effort.in_time()
 
     def _walk(
         self, equations: _Equations, place: Sequence[Tensor], goal: float, steps: int
     ) -> Walked:
+        if self.most is not None:
+            steps = max(1, min(steps, self.most - self.steps_done))
         left = replace(self.effort, steps=steps, work=self.effort.work - self.spent)
         found = least_squares(equations, place, self.held, goal=goal, effort=left)
         self.spent += found.products
+        self.kinked = self.kinked or found.kinked
         return found

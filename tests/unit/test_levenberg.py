@@ -75,6 +75,19 @@ def test_where_no_step_helps_it_ends() -> None:
     assert found.loss_best == pytest.approx(3)
 
 
+def test_a_kink_is_told_from_a_bend() -> None:
+    """Its slope promises more than any step keeps."""
+    bent = [torch.tensor([0.3]), torch.tensor([2.0])]
+    smooth = least_squares(rosenbrock, bent, [None, None], goal=0.0, effort=effort())
+    assert not smooth.kinked
+    sharp = least_squares(
+        lambda u: torch.stack([1 + u[0].abs().sum(), 0.1 * (u[0] - 3).sum()]),
+        [torch.full((1,), 0.5)], [None], goal=0.0, effort=effort(),
+    )  # fmt: skip
+    assert sharp.kinked
+    assert sharp.loss_best < sharp.loss_start
+
+
 def test_time_work_and_steps_bound_it() -> None:
     start = [torch.tensor([-1.2]), torch.tensor([1.0])]
     late = least_squares(
