@@ -21,6 +21,8 @@ from tests.models.dia import ViT, lenet, mlp
 
 EXPOSURE = GradientExposure(Normalisation((0.5,), (0.25,)))
 MATCHING = sorted({*ATTACKS} - {"closed_form", "sparse_factorization"})
+SEARCHES = [n for n in MATCHING if n != "gauss_newton"]
+"""Those that run the common loop; that one leaves a place instead of restarting."""
 WITHOUT_MASKS = {"april", "dlg", "gradinversion", "idlg", "inverting_gradients"}
 RESTARTS = 8
 BOUND = {torch.float64: 1e-10, torch.float32: 2e-6}
@@ -96,7 +98,7 @@ def test_a_gradient_of_any_size_is_matched_at_the_truth(scale: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
-@pytest.mark.parametrize("name", MATCHING)
+@pytest.mark.parametrize("name", SEARCHES)
 def test_every_restart_replays_the_clients_masks(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
