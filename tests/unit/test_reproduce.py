@@ -212,7 +212,7 @@ def test_finished_victims_are_not_attacked_again(
     assert two.rows == one.rows
     more = Reproduction(task(data, victims=3), Store(tmp_path))
     more.run()
-    assert more.computed == 5
+    assert more.computed == 6
     other = Reproduction(task(data, iterations=CUT + 1), Store(tmp_path))
     other.run()
     assert other.computed == 12, "another schedule is another computation"
