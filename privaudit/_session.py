@@ -181,9 +181,9 @@ class Session:
 
     def _control(self, target: Target, runs: Sequence[Run[Attack]]) -> PositiveControl:
         """Every attack that decided has to solve a case that it must solve."""
-        tried = {r.attack.name: r.attack for r in runs if r.state != "skipped"}
+        tried = [r for r in runs if r.state != "skipped" and _decides(r)]
         return positive_control(
-            [a for a in tried.values() if _decides(a)],
+            list({r.attack.name: r.attack for r in tried}.values()),
             target,
             self.first,
             budget=self.config.budget,
@@ -362,9 +362,9 @@ def batch_of(
     return Batch(images, labels.rows(start, stop, device))
 
 
-def _decides(attack: Attack) -> bool:
+def _decides(ran: Run[Attack]) -> bool:
     """Whether the verdict rests on this attack, so that it has to prove itself."""
-    return attack.required and not attack.diagnostic
+    return (ran.attack.required or ran.all_exact) and not ran.attack.diagnostic
 
 
 def _note(where: str, text: str) -> Finding:

@@ -87,7 +87,7 @@ def _word(
         return "not run", [say.no_samples()], None
     if not ran:
         return "not run", [say.nothing_ran(deciding)], None
-    causes = list(_doubts(evidence, policy, deciding))
+    causes = list(_doubts(evidence, policy, deciding, leaks=bool(leaks)))
     if leaks:
         return "leaks", causes, None
     strong = all(a.state in ("exact", "converged") for a in ran if a.required)
@@ -100,7 +100,11 @@ def _word(
 
 
 def _doubts(
-    evidence: Evidence, policy: Policy, attacks: list[AttackEvidence]
+    evidence: Evidence,
+    policy: Policy,
+    attacks: list[AttackEvidence],
+    *,
+    leaks: bool,
 ) -> Iterator[Cause]:
     """Everything that keeps a clean score from meaning "no leak found"."""
     exact = any(a.state == "exact" for a in attacks)
@@ -114,7 +118,8 @@ def _doubts(
         TRUTH_TOLERANCE, evidence.noise_floor
     ):
         yield say.truth_not_reached(error, evidence.exposure)
-    if not any(a.state in RAN for a in required):
+    # A leak that is exact needs no other attack; a clean score would.
+    if not any(a.state in RAN for a in required) and not (leaks and exact):
         yield say.no_required_attack()
     by_hand = evidence.partial is not None
     for attack in required:

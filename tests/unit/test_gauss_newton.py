@@ -176,6 +176,7 @@ def test_an_audit_of_lenet_needs_no_search() -> None:
     assert result.verdict.worst["ssim"].attack == "gauss_newton"
     assert result.attacks["gauss_newton"].state == "exact"
     assert result.attacks["dropout_inversion"].state == "skipped"
+    assert not result.verdict.causes, "an exact attack is one that the verdict needs"
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
