@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from privaudit.attacks._equations import Equations, refusal
 from privaudit.attacks._levenberg import Effort, Walked, least_squares
 from privaudit.attacks._mask_search import MaskSearch
 from privaudit.attacks._matching import Matching
 from privaudit.attacks._search import (
     Plan,
-    TapeOf,
     bare_scene,
     report,
     require_labels,
@@ -25,7 +25,6 @@ from privaudit.attacks._search import (
 )
 from privaudit.attacks.base import Attack
 from privaudit.distances import SquaredL2
-from privaudit.exposure.predict import predict
 from privaudit.tape import Tape
 from privaudit.types import Batch, Observation, Reconstruction, Target
 
@@ -37,18 +36,11 @@ KINKS = (
     "the gradient jumps as the image changes (rectifiers, max-pooling): no slope leads "
     "to the image from here"
 )
-_GOAL = 1e-5
-"""Relative error per parameter at which nothing more is to be had in float32."""
-_FAINT = 1e-4
-"""A parameter's gradient of a smaller share of the whole counts as of this share."""
 _GREY = 0.5
 _BLOTCHES = 4
 """Side, in random values, of the smooth random pictures that batches start from."""
-_SHAKEN, _SPREAD = 15, 1.0
-"""Steps with other weights, which are within that power of ten of their own."""
-_OUTSIDE = 0.03
-"""Weight of the equation that a pixel is in its range. Without it some digits are not
-found, with .3 most are not (measured on LeNet)."""
+_SHAKEN = 15
+"""Steps with other weights."""
 
 
 class GaussNewton(Attack):
@@ -93,7 +85,7 @@ class GaussNewton(Attack):
         generator: torch.Generator,
     ) -> Reconstruction:
         """See :class:`~privaudit.attacks.base.Attack`."""
-        reason = _refusal(target)
+        reason = refusal(target)
         if reason:
             return Reconstruction(None, "skipped", reason)
         scene = scene_of(target, observation, generator)
@@ -101,7 +93,7 @@ class GaussNewton(Attack):
         labels = require_labels(scene.labels)
         matching = Matching(target, observation, labels, SquaredL2(), ())
         legs = _Legs(
-            _Equations(matching, masks.tape_of),
+            Equations(matching, masks.tape_of),
             held=[None, *masks.held],
             steps=self.steps,
             most=budget.iterations,
@@ -127,23 +119,13 @@ class GaussNewton(Attack):
         self, target: Target, observation: Observation, batch: Batch, tape: Tape
     ) -> float | None:
         """See :class:`~privaudit.attacks.base.Attack`."""
-        if _refusal(target):
+        if refusal(target):
             return None
         bare_scene(target, observation, torch.Generator())
         matching = Matching(target, observation, batch.labels, SquaredL2(), ())
         inputs = matching.scale.apply(batch.images)
-        equations = _Equations(matching, lambda _: tape)
+        equations = Equations(matching, lambda _: tape)
         return float(equations([inputs]).detach().double().square().sum())
-
-
-def _refusal(target: Target) -> str:
-    """Why there are no equations; empty where there are."""
-    if target.knowledge.joint and target.knowledge.labels is None:
-        return "the labels are unknown: they would be unknowns of another kind"
-    local = target.exposure.local
-    if local is not None and not local.sums_gradients:
-        return "the client sends signs, which have no slope"
-    return ""
 
 
 def _deadline(budget: Budget) -> float | None:
@@ -161,63 +143,6 @@ def _start(matching: Matching, generator: torch.Generator) -> Tensor:
         few = torch.rand(size, shape[0], _BLOTCHES, _BLOTCHES, generator=generator)
         pixels = F.interpolate(few, shape[1:], mode="bilinear", align_corners=True)
     return matching.scale.apply(pixels.to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class _Equations:
-    """Guess less observation, as a share of each parameter's own gradient.
-
-    Attributes:
-        matching: Model and observation.
-        tape_of: Puts masks into a tape.
-        weights: By which a parameter counts more; 1 where left out.
-    """
-
-    matching: Matching
-    tape_of: TapeOf
-    weights: Mapping[str, float] = field(default_factory=dict)
-
-    def __call__(self, unknowns: Sequence[Tensor]) -> Tensor:
-        """(equations,) with their graph, of the model's input and the masks.
-
-        One more for each pixel says that it is in its range.
-        """
-        matching = self.matching
-        exposure, model = matching.target.exposure, matching.target.model
-        batch = Batch(matching.scale.invert(unknowns[0]), matching.labels)
-        tape = self.tape_of(unknowns[1:])
-        guess = predict(exposure, model, batch, tape, factor=False).dense
-        mine, theirs = dict(guess), dict(matching.observation.gradients)
-        for compare in matching.target.comparisons:
-            mine, theirs = map(dict, compare(mine, theirs))
-        whole = sum(_norm(g) ** 2 for g in theirs.values()) ** 0.5
-        parts = [
-            (mine[n] - g.detach()).flatten()
-            * (self.weights.get(n, 1.0) / max(_norm(g), _FAINT * whole, 1e-30))
-            for n, g in theirs.items()
-            if n in mine
-        ]
-        low, high = matching.box(unknowns[0])
-        outside = unknowns[0] - unknowns[0].clamp(low, high)
-        return torch.cat([*parts, _OUTSIDE * outside.flatten()])
-
-    @property
-    def goal(self) -> float:
-        """Squared norm at which it is solved: not nearer than the noise."""
-        target = self.matching.target
-        count = len(self.matching.observation.gradients)
-        return count * max(_GOAL**2, target.noise_share)
-
-    def shaken(self, generator: torch.Generator) -> _Equations:
-        """The same equations, each parameter's more or less important at random."""
-        names = list(self.matching.observation.gradients)
-        powers = _SPREAD * (2 * torch.rand(len(names), generator=generator) - 1)
-        weights = dict(zip(names, (10**powers).tolist(), strict=True))
-        return replace(self, weights=weights)
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(tensor.detach().double().norm())
 
 
 @dataclass(eq=False)
@@ -238,7 +163,7 @@ class _Legs:
         kinked: The gradient is not smooth, so shaking will not help.
     """
 
-    equations: _Equations
+    equations: Equations
     held: Sequence[Tensor | None]
     steps: int
     most: int | None
@@ -292,7 +217,7 @@ class _Legs:
         return self.spent >= self.effort.work or not self.effort.in_time()
 
     def _walk(
-        self, equations: _Equations, place: Sequence[Tensor], goal: float, steps: int
+        self, equations: Equations, place: Sequence[Tensor], goal: float, steps: int
     ) -> Walked:
         if self.most is not None:
             steps = max(1, min(steps, self.most - self.steps_done))
