@@ -127,7 +127,7 @@ class Ladder(Generic[AnyAttack]):
 
 
 WARM: Mapping[str, Mapping[str, Any]] = {
-    "dropout_inversion": {"initialisation": "analytical"}
+    "dropout_inversion": {"initialisation": "analytical", "refine": 8}
 }
 GRADIENT = Ladder[Attack](
     ("closed_form", "sparse_factorization", "gauss_newton", "dropout_inversion"),

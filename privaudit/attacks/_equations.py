@@ -24,8 +24,9 @@ _GOAL = 1e-5
 _FAINT = 1e-4
 """A parameter's gradient of a smaller share of the whole counts as of this share."""
 _OUTSIDE = 0.03
-"""Weight of the equation that a pixel is in its range. Without it some digits are not
-found, with .3 most are not (measured on LeNet)."""
+"""Weight of the equation that a pixel, or a mask's entry, is in its range. Without it
+some digits are not found, with .3 most are not (measured on LeNet); masks that may
+leave their range fit the gradient as no masks can (.01 and .03 alike, .1 slower)."""
 _SPREAD = 1.0
 """Shaken weights are within that power of ten of their own."""
 
@@ -57,7 +58,7 @@ class Equations:
     def __call__(self, unknowns: Sequence[Tensor]) -> Tensor:
         """(equations,) with their graph, of the model's input and the masks.
 
-        One more for each pixel says that it is in its range.
+        One more for each of them says that it is in its range.
         """
         matching = self.matching
         exposure, model = matching.target.exposure, matching.target.model
@@ -74,9 +75,12 @@ class Equations:
             for n, g in theirs.items()
             if n in mine
         ]
-        low, high = matching.box(unknowns[0])
-        outside = unknowns[0] - unknowns[0].clamp(low, high)
-        return torch.cat([*parts, _OUTSIDE * outside.flatten()])
+        inside = [unknowns[0].clamp(*matching.box(unknowns[0]))]
+        inside += [m.clamp(0, 1) for m in unknowns[1:]]
+        outside = [
+            _OUTSIDE * (u - i).flatten() for u, i in zip(unknowns, inside, strict=True)
+        ]
+        return torch.cat([*parts, *outside])
 
     @property
     def goal(self) -> float:

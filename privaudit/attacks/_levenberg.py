@@ -46,12 +46,14 @@ class Effort:
         products: Steps of conjugate gradients for one tangent at most.
         work: Of them for all tangents together.
         deadline: Of ``time.monotonic``; None: no bound.
+        stiffest: Damping beyond which it ends, as if at a kink.
     """
 
     steps: int
     products: int
     work: int
     deadline: float | None = None
+    stiffest: float = _STIFF
 
     def in_time(self) -> bool:
         """True while the deadline has not passed."""
@@ -192,7 +194,7 @@ class _Walk:
         pull = -self._free * tangent.backward(tangent.value)
         stiffness = _stiffness(tangent, self._free)
         here = self._flat(self.values)
-        while self._damping < _STIFF:
+        while self._damping < self.effort.stiffest:
             before_it = self._spent
             change = self._change(tangent, pull, stiffness)
             capped = self._spent - before_it >= self._few

@@ -66,6 +66,12 @@ class MaskSearch:
             for r in self._readings
         ]
 
+    @property
+    def unknown(self) -> int:
+        """How many entries are to be found."""
+        masks = zip(self.neutral(), self.held, strict=True)
+        return sum(m.numel() if h is None else int((~h).sum()) for m, h in masks)
+
     def tape_of(self, masks: Sequence[Tensor]) -> Tape | None:
         """The step's tape with these masks in it."""
         if not len(self._blank):

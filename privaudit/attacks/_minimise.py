@@ -91,6 +91,7 @@ class Descent:
         curve: (iteration, total loss) every few iterations.
         pictures: (iteration, first unknown) at growing distances, for the report.
         way: How the losses were computed at last.
+        refined: Steps of Gauss-Newton among the iterations, the last ones.
     """
 
     best: list[Tensor]
@@ -102,6 +103,7 @@ class Descent:
     curve: list[tuple[int, float]]
     pictures: list[tuple[int, Tensor]]
     way: Way = "plain"
+    refined: int = 0
 
 
 def minimise(

@@ -13,6 +13,7 @@ from privaudit.attacks._compared import apart, error_of, observed_for
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._matching import Matching, Start, UnknownMasks, Weighted
 from privaudit.attacks._minimise import Descent, Schedule
+from privaudit.attacks._refine import NOTE, Refinement
 from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks._steps import minimise
 from privaudit.attacks.base import INTERRUPTED
@@ -31,6 +32,7 @@ from privaudit.types import (
     Target,
 )
 
+_NONE = Refinement()
 SMOOTH_PRIOR = 1e-2
 FAINT_PRIOR = 1e-5
 
@@ -69,9 +71,11 @@ def search(
     schedule: Schedule,
     budget: Budget,
     generator: torch.Generator,
+    refinement: Refinement = _NONE,
 ) -> Reconstruction:
-    """Run the loop, restart as the budget allows, return the best run."""
+    """Run the loop, restart as the budget allows, return the best run, refined."""
     started = time.monotonic()
+    budget, refinement = refinement.split(matching, budget)
     wanted = budget.restarts or plan.restarts
     runs: list[Descent] = []
     for _ in range(wanted):
@@ -91,7 +95,15 @@ def search(
         )
         if runs[-1].end in ("goal", "interrupted"):
             break
+    if runs:
+        best = runs.index(_best_of(runs))
+        runs[best] = refinement(matching, plan.tape_of, plan.held, runs[best])
     return report(matching, plan, runs, wanted)
+
+
+def _best_of(runs: Sequence[Descent]) -> Descent:
+    """The one of the smallest loss; a loss that is no number is the largest."""
+    return min(runs, key=lambda r: (r.total_best != r.total_best, r.total_best))
 
 
 def _left(budget: Budget, started: float) -> float | None:
@@ -121,10 +133,9 @@ def report(
     path: str = "one client",
 ) -> Reconstruction:
     """The best of some runs, as what an attack answers."""
-    good = [r for r in runs if r.total_best == r.total_best]
-    if not good or good[0].total_best == float("inf"):
+    best = _best_of(runs) if runs else None
+    if best is None or not best.total_best < float("inf"):
         return Reconstruction(None, "failed", "numerical: no finite loss")
-    best = min(good, key=lambda r: r.total_best)
     normal = matching.scale
     images = normal.invert(_best_seed(matching, best.best[0])).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
@@ -145,6 +156,7 @@ def report(
         residual=residual,
         labels=labels.argmax(-1) if matching.labels is None else None,
         masks=tape if masks else None,
+        notes=(NOTE.format(best.refined),) if best.refined else (),
         search=Search(
             best.loss_start,
             best.loss_best,

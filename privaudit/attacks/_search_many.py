@@ -11,6 +11,7 @@ from torch import Tensor
 from privaudit.attacks._matching import Matching
 from privaudit.attacks._minimise import Objective, Schedule, Unknown
 from privaudit.attacks._minimise_many import minimise_many
+from privaudit.attacks._refine import Refinement
 from privaudit.attacks._search import Masks, Plan, report, start_of
 from privaudit.config import Budget
 from privaudit.distances import Cosine
@@ -23,6 +24,8 @@ from privaudit.exposure.many import (
 from privaudit.priors import TotalVariation
 from privaudit.tape import Tape
 from privaudit.types import Batch, Reconstruction
+
+_NONE = Refinement()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +42,14 @@ def search_together(
     schedule: Schedule,
     budget: Budget,
     generators: Sequence[torch.Generator],
+    refinement: Refinement = _NONE,
 ) -> list[Reconstruction] | None:
     """:func:`search_many`, or None where the clients must go one at a time."""
     try:
         return search_many(
-            problems, schedule=schedule, budget=budget, generators=generators
-        )
+            problems, schedule=schedule, budget=budget, generators=generators,
+            refinement=refinement,
+        )  # fmt: skip
     except NotSeparable:
         return None
 
@@ -55,6 +60,7 @@ def search_many(
     schedule: Schedule,
     budget: Budget,
     generators: Sequence[torch.Generator],
+    refinement: Refinement = _NONE,
 ) -> list[Reconstruction]:
     """Run all searches in one loop; starts are those of single runs.
 
@@ -63,11 +69,13 @@ def search_many(
         schedule: Of the loop.
         budget: For all of them together.
         generators: One a client.
+        refinement: Of each, one after the other.
 
     Raises:
         NotSeparable: These searches, or this model, do not allow it.
     """
     _require_alike(problems, schedule, budget)
+    budget, refinement = refinement.split(problems[0].matching, budget)
     count = len(problems)
     starts = [
         start_of(p.matching, p.plan, g)
@@ -111,6 +119,9 @@ def search_many(
     runs = minimise_many(
         objective, unknowns, victims=count, schedule=schedule, budget=budget
     )
+    for i, (p, run) in enumerate(zip(problems, runs, strict=True)):
+        refine = refinement.each(count - i)
+        runs[i] = refine(p.matching, p.plan.tape_of, p.plan.held, run)
     return [
         report(p.matching, p.plan, [run], 1, path=f"{count} clients at once")
         for p, run in zip(problems, runs, strict=True)

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from privaudit.attacks._mask_search import Initialisation, MaskSearch
 from privaudit.attacks._minimise import Schedule
+from privaudit.attacks._refine import Refinement
 from privaudit.attacks._scene import Scene
 from privaudit.attacks._search import (
     Plan,
@@ -61,6 +62,9 @@ class DropoutInversion(Attack):
     """λ of the total variation; None: 1e-2 for convolutional networks, else 1e-5; with
     ``april`` its own 1e-7."""
     schedule: Schedule = Schedule()
+    refine: int = Field(default=0, ge=0)
+    """Gauss-Newton steps from where the search ends, on image and masks together: for
+    models without kinks, labels known and no noise, within a third of the time."""
 
     @classmethod
     def tiny(cls) -> DropoutInversion:
@@ -85,6 +89,7 @@ class DropoutInversion(Attack):
             schedule=self.schedule,
             budget=budget,
             generator=generator,
+            refinement=Refinement(self.refine),
         )
 
     def run_many(
@@ -104,8 +109,9 @@ class DropoutInversion(Attack):
         if len(known) < len(problems):
             return None
         return search_together(
-            known, schedule=self.schedule, budget=budget, generators=generators
-        )
+            known, schedule=self.schedule, budget=budget, generators=generators,
+            refinement=Refinement(self.refine),
+        )  # fmt: skip
 
     def _problem(
         self, target: Target, observation: Observation, generator: torch.Generator

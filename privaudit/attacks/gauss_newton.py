@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from privaudit.attacks._equations import Equations, refusal
+from privaudit.attacks._kinks import has_kinks
 from privaudit.attacks._levenberg import Effort, Walked, least_squares
 from privaudit.attacks._mask_search import MaskSearch
 from privaudit.attacks._matching import Matching
@@ -36,6 +38,8 @@ KINKS = (
     "the gradient jumps as the image changes (rectifiers, max-pooling): no slope leads "
     "to the image from here"
 )
+_KINKED = 1.0
+"""Damping beyond which a model with kinks is given up."""
 _GREY = 0.5
 _BLOTCHES = 4
 """Side, in random values, of the smooth random pictures that batches start from."""
@@ -70,6 +74,10 @@ class GaussNewton(Attack):
     shakes: int = Field(default=20, ge=0)
     """How often at most a place where it gets stuck is left: by some steps for which
     each parameter counts more or less, at random."""
+    most_masks: float = Field(default=10.0, ge=0)
+    """Unknown mask entries for each pixel value beyond which it does not run: a search
+    finds most of so many sooner (``dropout_inversion``, which can refine them after).
+    """
 
     @classmethod
     def tiny(cls) -> GaussNewton:
@@ -90,6 +98,9 @@ class GaussNewton(Attack):
             return Reconstruction(None, "skipped", reason)
         scene = scene_of(target, observation, generator)
         masks = MaskSearch(scene, "analytical")
+        reason = self._too_many(masks, observation)
+        if reason:
+            return Reconstruction(None, "skipped", reason)
         labels = require_labels(scene.labels)
         matching = Matching(target, observation, labels, SquaredL2(), ())
         legs = _Legs(
@@ -97,7 +108,7 @@ class GaussNewton(Attack):
             held=[None, *masks.held],
             steps=self.steps,
             most=budget.iterations,
-            effort=Effort(self.steps, self.products, self.work, _deadline(budget)),
+            effort=self._effort(matching, budget),
         )
         place = [_start(matching, generator), *masks.neutral()]
         wanted = 1 + min(self.shakes, budget.restarts or self.shakes)
@@ -114,6 +125,23 @@ class GaussNewton(Attack):
         if legs.kinked and outcome.state != "exact":
             outcome = replace(outcome, notes=(*outcome.notes, KINKS))
         return outcome
+
+    def _effort(self, matching: Matching, budget: Budget) -> Effort:
+        """What may be spent; where there are kinks, less on steps that fail."""
+        effort = Effort(self.steps, self.products, self.work, _deadline(budget))
+        if has_kinks(matching):
+            return replace(effort, stiffest=_KINKED)
+        return effort
+
+    def _too_many(self, masks: MaskSearch, observation: Observation) -> str:
+        """Why the masks are too many; empty where they are not."""
+        values = observation.batch_size * math.prod(observation.image_shape)
+        if masks.unknown <= self.most_masks * values:
+            return ""
+        return (
+            f"{masks.unknown:,} mask entries do not show, for {values:,} pixel values: "
+            "dropout_inversion searches them first, and refines what it finds"
+        )
 
     def loss_at(
         self, target: Target, observation: Observation, batch: Batch, tape: Tape

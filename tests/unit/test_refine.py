@@ -1,0 +1,201 @@
+"""Gauss-Newton steps after a search: they help, they know when not to, and say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from privaudit import Budget
+from privaudit._pixels import Normalisation
+from privaudit.attacks import DropoutInversion, GaussNewton
+from privaudit.attacks import _refine as refining
+from privaudit.attacks._kinks import has_kinks
+from privaudit.attacks._matching import Matching
+from privaudit.attacks._minimise import Schedule
+from privaudit.attacks.base import INTERRUPTED
+from privaudit.distances import Cosine
+from privaudit.exposure import GradientExposure
+from privaudit.metrics import Ssim
+from privaudit.types import (
+    AttackerKnowledge,
+    Batch,
+    Observation,
+    Reconstruction,
+    Target,
+)
+from tests.unit.test_dropout_inversion import MEAN, STD, photographs
+from tests.unit.test_gauss_newton import SIDE, smooth_cnn
+
+SHORT = Schedule(iterations=150)
+
+
+def scene(
+    model: nn.Module, *, count: int = 1, noise: float = 0.0, start: int = 0
+) -> tuple[Target, Observation, Batch]:
+    batch = Batch(photographs(count, SIDE), torch.arange(count) + 3)
+    exposure = GradientExposure(Normalisation(MEAN, STD))
+    observation = exposure.observe(model, batch, seed=start).observation
+    target = Target(model, exposure, AttackerKnowledge(batch.labels), noise_share=noise)
+    return target, observation, batch
+
+
+def found_by(
+    attack: DropoutInversion,
+    target: Target,
+    observation: Observation,
+    budget: Budget | None = None,
+) -> Reconstruction:
+    # A memory of its own: what is read there would draw from the generator only once.
+    return attack.run(
+        replace(target, memory={}), observation, budget=budget or Budget(),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+
+
+def ssim(found: Reconstruction, batch: Batch) -> float:
+    assert found.images is not None
+    values = [s.value for s in Ssim().score(batch.images, found.images)]
+    return min(v for v in values if v is not None)
+
+
+def dropped() -> nn.Module:
+    """Its masks do not show in the gradient."""
+    return smooth_cnn(nn.Dropout(0.25))
+
+
+def relu_cnn(p: float = 0.25) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Dropout(p),
+        nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(200, 10),
+    )  # fmt: skip
+
+
+def test_it_gets_nearer_to_image_and_gradient_and_says_so() -> None:
+    target, observation, batch = scene(dropped())
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+    better = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert plain.search is not None
+    assert better.search is not None
+    assert better.search.loss_final < plain.search.loss_final / 10
+    assert ssim(better, batch) > ssim(plain, batch) + 0.1
+    assert better.search.iterations > plain.search.iterations
+    assert any("Gauss-Newton" in n for n in better.notes)
+    assert not plain.notes
+    # What is stored as the end of the curve is what was reported.
+    assert better.search.curve[-1] == (
+        better.search.iterations, better.search.loss_final,
+    )  # fmt: skip
+
+
+def test_masks_stay_masks() -> None:
+    target, observation, _ = scene(dropped())
+    found = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert found.masks is not None
+    for draw in found.masks:
+        assert draw.value is not None
+        assert float(draw.value.min()) >= 0
+        assert float(draw.value.max()) <= 1
+
+
+@pytest.mark.parametrize("why", ["kinks", "noise"])
+def test_it_changes_nothing_where_it_has_no_business(why: str) -> None:
+    model = relu_cnn() if why == "kinks" else dropped()
+    target, observation, _ = scene(model, noise=0.1 if why == "noise" else 0.0)
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+    same = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert plain.images is not None
+    assert same.images is not None
+    assert torch.equal(plain.images, same.images)
+    assert same.notes == plain.notes
+
+
+def test_where_it_does_not_apply_it_takes_no_time_from_the_search() -> None:
+    budget = Budget(seconds=300.0)
+    for model, share in ((relu_cnn(), 1.0), (dropped(), 2 / 3)):
+        target, observation, batch = scene(model)
+        matching = Matching(target, observation, batch.labels, Cosine(), ())
+        own, _ = refining.Refinement(4).split(matching, budget)
+        assert own.seconds == pytest.approx(300.0 * share)
+
+
+def test_clients_that_are_searched_together_are_refined_each() -> None:
+    model = smooth_cnn(nn.Dropout(0.25))
+    scenes = [scene(model, start=s) for s in (0, 1)]
+    found = DropoutInversion(schedule=SHORT, refine=4).run_many(
+        [t for t, _, _ in scenes], [o for _, o, _ in scenes], budget=Budget(),
+        generators=[torch.Generator().manual_seed(s) for s in (0, 1)],
+    )  # fmt: skip
+    assert found is not None
+    for one, (_, _, batch) in zip(found, scenes, strict=True):
+        assert any("Gauss-Newton" in n for n in one.notes)
+        assert ssim(one, batch) > 0.5
+
+
+def test_stopping_it_keeps_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, observation, _ = scene(dropped())
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("privaudit.attacks._levenberg.Tangent", stopped)
+    found = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert plain.images is not None
+    assert found.images is not None
+    assert (found.state, found.reason) == ("stopped", INTERRUPTED)
+    assert torch.equal(found.images, plain.images)
+
+
+class Functional(nn.Module):
+    """A kink that no module shows."""
+
+    def __init__(self, kinked: bool) -> None:
+        super().__init__()
+        self.inner, self.kinked = nn.Linear(3 * SIDE * SIDE, 10), kinked
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.inner(x.flatten(1))
+        return F.relu(made) if self.kinked else F.gelu(made)
+
+
+@pytest.mark.parametrize(
+    ("between", "kinked"),
+    [
+        (nn.ReLU(), True), (nn.ReLU6(), True), (nn.LeakyReLU(), True),
+        (nn.MaxPool2d(3, 1, 1), True), (nn.Hardsigmoid(), True),
+        (nn.GELU(), False), (nn.SiLU(), False), (nn.Sigmoid(), False),
+        (nn.Softplus(), False), (nn.GroupNorm(1, 16), False),
+    ],
+)  # fmt: skip
+def test_kinks_are_seen_below_autograd(between: nn.Module, kinked: bool) -> None:
+    assert kinks_of(smooth_cnn(between)) == kinked
+
+
+@pytest.mark.parametrize("kinked", [True, False])
+def test_kinks_are_seen_in_functions(kinked: bool) -> None:
+    assert kinks_of(Functional(kinked)) == kinked
+
+
+def kinks_of(model: nn.Module) -> bool:
+    target, observation, batch = scene(model)
+    before = [p.clone() for p in model.parameters()]
+    world = torch.random.get_rng_state()
+    seen = has_kinks(Matching(target, observation, batch.labels, Cosine(), ()))
+    assert torch.equal(torch.random.get_rng_state(), world)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(p.grad is None for p in model.parameters())
+    return seen
+
+
+def test_more_masks_than_it_is_good_for_are_left_to_the_search() -> None:
+    target, observation, _ = scene(dropped())
+    found = GaussNewton(most_masks=1.0).run(
+        target, observation, budget=Budget(), generator=torch.Generator()
+    )
+    assert found.state == "skipped"
+    assert "4,096 mask entries do not show, for 768 pixel values" in found.reason
