@@ -14,6 +14,7 @@ from privaudit.attacks._feature_search import (
     search_features,
 )
 from privaudit.attacks._guidance import Guidance, guide, unguided
+from privaudit.attacks._memory import is_short
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.priors.diffusion import DIFFUSION_PRIORS, DiffusionModel, loaded
@@ -85,7 +86,16 @@ def guided_search(
     found = [replace(one, prior=how.prior.card) for one in found]
     if any(one.reason == INTERRUPTED for one in found):
         return found  # Ctrl-C: nothing more is drawn
-    alone = unguided(how.prior, how.guidance.steps, shape, observation.features, seed)
+    try:
+        alone = unguided(
+            how.prior, how.guidance.steps, shape, observation.features, seed
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_short(error):
+            raise
+        # A control that cannot be drawn must not cost what was found.
+        note = "negative control not drawn: out of memory"
+        return [replace(found[0], notes=(*found[0].notes, note)), *found[1:]]
     return [replace(found[0], unguided=alone), *found[1:]]
 
 

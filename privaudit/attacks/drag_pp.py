@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -76,12 +77,22 @@ class DragPp(FeatureAttack):
         if len(images) < len(begun):
             return skipped(observation, f"nothing to start from: {begun[0].reason}")
         drag = self.drag.model_copy(update={"strength": self.strength, "start": "best"})
-        return drag.guided(
+        found = drag.guided(
             target, observation, torch.cat(images), budget=rest, generator=generator
         )
+        return [_told(a, b) for a, b in zip(begun, found, strict=True)]
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
     ) -> list[float]:
         """See :class:`~privaudit.attacks.FeatureAttack`."""
         return self.drag.loss_at(target, observation, images)
+
+
+def _told(before: Reconstruction, after: Reconstruction) -> Reconstruction:
+    """What followed a network, with what is known of it: cut short is not hidden."""
+    after = replace(after, notes=(*after.notes, *before.notes))
+    if before.state == "stopped" and after.state == "plateau":
+        reason = f"the network that it starts from: {before.reason}"
+        return replace(after, state="stopped", reason=reason)
+    return after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -486,6 +487,47 @@ def test_ctrl_c_while_its_network_learns_ends_drag_pp(
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert found == stopped
+
+
+def test_drag_pp_hides_nothing_of_the_network_that_it_starts_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = "training was cut short: no time was left"
+    begun = Reconstruction(
+        torch.full((1, *SHAPE), 0.5), "stopped", reason, notes=("trained on 7 images",)
+    )
+    monkeypatch.setattr(InverseNetwork, "run", lambda *_, **__: [begun])
+    loss = toy(some_truth(1))
+    target = replace(loss.target, priors={"diffusion": gaussian()})
+    (found,) = DragPp(drag=Drag(steps=4, rounds=1)).run(
+        target, FeatureObservation(loss.observed, SHAPE), budget=Budget(),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert found.state == "stopped"
+    assert reason in found.reason
+    assert "trained on 7 images" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"), [("out of memory", True), ("shapes do not fit", False)]
+)
+def test_a_control_that_cannot_be_drawn_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, error: str, kept: bool
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr("privaudit.attacks._guided_search.unguided", broken)
+    loss = toy(some_truth(1))
+    target = replace(loss.target, priors={"diffusion": gaussian()})
+    seen = FeatureObservation(loss.observed, SHAPE)
+    with contextlib.nullcontext() if kept else pytest.raises(RuntimeError):
+        (found,) = Drag(steps=4, rounds=1).run(
+            target, seen, budget=Budget(), generator=torch.Generator().manual_seed(0)
+        )
+        assert found.images is not None
+        assert found.unguided is None
+        assert any("control not drawn" in n for n in found.notes)
 
 
 def test_lengths_have_names() -> None:
