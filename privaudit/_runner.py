@@ -14,6 +14,7 @@ from torch import Tensor
 from privaudit._align import assignment
 from privaudit._clock import Clock as Clock
 from privaudit._kept import Finished
+from privaudit._nearer import nearer
 from privaudit._progress import labelled
 from privaudit.attacks import Attack, FeatureAttack
 from privaudit.attacks.base import INTERRUPTED
@@ -124,8 +125,7 @@ def run(
 ) -> Run[Attack]:
     """Attack every client; one that breaks does not stop the others.
 
-    Where the attack can, clients go through it together, as many as memory allows.
-    With countermeasures (``look``) they go one at a time.
+    Together where the attack can, as many as memory allows; with ``look`` one by one.
     """
     started, spent = time.monotonic(), clock.spent
     outcomes: list[Reconstruction] = []
@@ -214,8 +214,7 @@ def _some(
         if found is None:
             return None
         return [
-            _checked(_converged(attack, o, target, c), target, c)
-            for o, c in zip(found, clients, strict=True)
+            _counted(attack, o, target, c) for o, c in zip(found, clients, strict=True)
         ]
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
@@ -257,10 +256,18 @@ def _one(
         outcome = attack.run(
             aimed, client.step.observation, budget=share, generator=generator
         )
-        return _checked(_converged(attack, outcome, target, client), target, client)
+        return _counted(attack, outcome, target, client)
     except Exception as error:  # noqa: BLE001  a plug-in may break in any way
         first = next(iter(str(error).splitlines()), "")
         return Reconstruction(None, "failed", f"{type(error).__name__}: {first}")
+
+
+def _counted(
+    attack: Attack, outcome: Reconstruction, target: Target, client: Client
+) -> Reconstruction:
+    """The outcome as an audit counts it, held against what it knows."""
+    outcome = nearer(outcome, client.batch)
+    return _checked(_converged(attack, outcome, target, client), target, client)
 
 
 def _converged(

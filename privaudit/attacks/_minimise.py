@@ -91,7 +91,8 @@ class Descent:
         curve: (iteration, total loss) every few iterations.
         pictures: (iteration, first unknown) at growing distances, for the report.
         way: How the losses were computed at last.
-        refined: Steps of Gauss-Newton among the iterations, the last ones.
+        notes: What was done to it afterwards, for the reader.
+        unrefined: The run before that; None: nothing was.
     """
 
     best: list[Tensor]
@@ -103,7 +104,8 @@ class Descent:
     curve: list[tuple[int, float]]
     pictures: list[tuple[int, Tensor]]
     way: Way = "plain"
-    refined: int = 0
+    notes: tuple[str, ...] = ()
+    unrefined: Descent | None = None
 
 
 def minimise(

@@ -31,7 +31,8 @@ _SHARE = 1 / 3
 """Of the seconds, where they are bounded."""
 _STIFF = 1.0
 """Damping beyond which it is given up."""
-NOTE = "the last {} steps are Gauss-Newton's, on image and masks together"
+REFINED = "the last {} steps are Gauss-Newton's, on image and masks together"
+UNREFINED = "not refined by Gauss-Newton steps: {}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ class Refinement:
     def __call__(
         self, matching: Matching, tape_of: TapeOf, held: Held, run: Descent
     ) -> Descent:
-        """``run``, from where the steps led if they fit the gradient better.
+        """``run``, with where the steps led if the gradient fits better there.
+
+        Where a gradient determines no image, a better fit may be a worse image: what
+        the search itself had found goes with it.
 
         Args:
             matching: What is matched.
@@ -75,6 +79,16 @@ class Refinement:
         """
         if not self.steps or run.end in ("interrupted", "numerical"):
             return run
+        try:
+            return self._refined(matching, tape_of, held, run)
+        except (RuntimeError, MemoryError) as error:
+            # Three derivatives deep, and what was found must not be lost to it.
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            return replace(run, notes=(*run.notes, UNREFINED.format(first)))
+
+    def _refined(
+        self, matching: Matching, tape_of: TapeOf, held: Held, run: Descent
+    ) -> Descent:
         equations = Equations(matching, tape_of)
         effort = Effort(self.steps, _MOST, self.steps * PRODUCTS, self.deadline, _STIFF)
         found = least_squares(
@@ -83,15 +97,18 @@ class Refinement:
         )  # fmt: skip
         if found.end == "interrupted":
             run = replace(run, end="interrupted")
-        moved = [found.best[0], *(m.clamp(0, 1) for m in found.best[1:])]
+        moved = [
+            found.best[0].clamp(*matching.box(found.best[0])),
+            *(m.clamp(0, 1) for m in found.best[1:]),
+        ]
         before, after = (_loss(matching, tape_of, v) for v in (run.best, moved))
         if not after < before:
             return run
         done = run.iterations + found.iterations
         return replace(
             run, best=moved, loss_best=after, total_best=min(run.total_best, after),
-            iterations=done, curve=[*run.curve, (done, after)],
-            refined=found.iterations,
+            iterations=done, curve=[*run.curve, (done, after)], unrefined=run,
+            notes=(*run.notes, REFINED.format(found.iterations)),
         )  # fmt: skip
 
 
@@ -99,7 +116,8 @@ def _applies(matching: Matching) -> bool:
     """False where there are no equations, or noise would be solved for."""
     target = matching.target
     known = matching.labels is not None and not target.noise_share
-    return known and not refusal(target)
+    plain = not any(term.prior.watches_norms for term in matching.priors)
+    return known and plain and not refusal(target)
 
 
 def _loss(matching: Matching, tape_of: TapeOf, values: Sequence[Tensor]) -> float:

@@ -13,7 +13,7 @@ from privaudit.attacks._compared import apart, error_of, observed_for
 from privaudit.attacks._forms import EXACT
 from privaudit.attacks._matching import Matching, Start, UnknownMasks, Weighted
 from privaudit.attacks._minimise import Descent, Schedule
-from privaudit.attacks._refine import NOTE, Refinement
+from privaudit.attacks._refine import Refinement
 from privaudit.attacks._scene import Scene, structure_of
 from privaudit.attacks._steps import minimise
 from privaudit.attacks.base import INTERRUPTED
@@ -137,6 +137,7 @@ def report(
     if best is None or not best.total_best < float("inf"):
         return Reconstruction(None, "failed", "numerical: no finite loss")
     normal = matching.scale
+    before = best.unrefined
     images = normal.invert(_best_seed(matching, best.best[0])).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)
@@ -156,7 +157,10 @@ def report(
         residual=residual,
         labels=labels.argmax(-1) if matching.labels is None else None,
         masks=tape if masks else None,
-        notes=(NOTE.format(best.refined),) if best.refined else (),
+        notes=best.notes,
+        unrefined=None
+        if before is None
+        else report(matching, plan, [before], wanted, path=path),
         search=Search(
             best.loss_start,
             best.loss_best,

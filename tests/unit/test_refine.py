@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from privaudit import Budget
+from privaudit import Auditor, Budget, Client
+from privaudit._nearer import NOTE, nearer
 from privaudit._pixels import Normalisation
 from privaudit.attacks import DropoutInversion, GaussNewton
 from privaudit.attacks import _refine as refining
@@ -134,6 +135,70 @@ def test_clients_that_are_searched_together_are_refined_each() -> None:
     for one, (_, _, batch) in zip(found, scenes, strict=True):
         assert any("Gauss-Newton" in n for n in one.notes)
         assert ssim(one, batch) > 0.5
+
+
+def test_what_it_was_before_comes_with_it() -> None:
+    target, observation, _ = scene(dropped())
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+    refined = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert plain.images is not None
+    assert refined.unrefined is not None
+    assert refined.unrefined.images is not None
+    assert torch.equal(refined.unrefined.images, plain.images)
+    assert refined.unrefined.search is not None
+    assert plain.search is not None
+    assert refined.unrefined.search.loss_final == plain.search.loss_final
+    assert plain.unrefined is None
+
+
+@pytest.mark.parametrize("which", ["refined", "unrefined"])
+def test_an_audit_counts_the_answer_that_leaks_more(which: str) -> None:
+    """In any order of the batch; a better fit alone is no reason to understate."""
+    batch = Batch(photographs(3, SIDE), torch.arange(3))
+    near, far = batch.images.flip(0) * 0.99, batch.images.flip(0) * 0.5
+    images, others = (near, far) if which == "refined" else (far, near)
+    before = Reconstruction(others, "plateau", "the search")
+    found = Reconstruction(images, "converged", "refined", unrefined=before)
+    counted = nearer(found, batch)
+    assert counted.images is near
+    assert counted.unrefined is None
+    assert (NOTE in counted.notes) == (which == "unrefined")
+    assert counted.state == ("converged" if which == "refined" else "plateau")
+
+
+def test_that_holds_in_an_audit() -> None:
+    """Four images behind few weights: many images fit, and the search's is nearer."""
+    model = smooth_cnn(nn.Dropout(0.25), channels=4)
+    images = photographs(4, SIDE)
+    scores = []
+    for refine in (0, 6):
+        attack = DropoutInversion(schedule=SHORT, refine=refine)
+        result = Auditor(
+            model, mean=MEAN, std=STD, client=Client(batch_size=4), attacks=[attack],
+        ).audit((images, torch.arange(4)))  # fmt: skip
+        worst = result.verdict.worst["ssim"].value
+        assert worst is not None
+        scores.append(worst)
+    assert scores[1] >= scores[0] - 1e-6
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no derivative"), MemoryError()])
+def test_what_breaks_it_costs_nothing_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    target, observation, _ = scene(dropped())
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(refining, "least_squares", broken)
+    found = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
+    assert plain.images is not None
+    assert found.images is not None
+    assert torch.equal(found.images, plain.images)
+    (note,) = found.notes
+    assert "not refined" in note
 
 
 def test_stopping_it_keeps_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
