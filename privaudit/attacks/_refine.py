@@ -42,19 +42,22 @@ class Refinement:
     Attributes:
         steps: Tangents at most; 0: it is left as it is.
         deadline: Of ``time.monotonic``; None: no bound.
+        most: Iterations of search and refinement together; None: any number.
     """
 
     steps: int = 0
     deadline: float | None = None
+    most: int | None = None
 
     def split(self, matching: Matching, budget: Budget) -> tuple[Budget, Refinement]:
         """What the search may spend, and what is done afterwards."""
         if not self.steps or not _applies(matching) or has_kinks(matching):
             return budget, Refinement()
+        bound = replace(self, most=budget.iterations)
         if budget.seconds is None:
-            return budget, self
+            return budget, bound
         own = budget.model_copy(update={"seconds": budget.seconds * (1 - _SHARE)})
-        return own, replace(self, deadline=time.monotonic() + budget.seconds)
+        return own, replace(bound, deadline=time.monotonic() + budget.seconds)
 
     def each(self, count: int) -> Refinement:
         """For the first of ``count`` searches that share what time is left."""
@@ -77,20 +80,28 @@ class Refinement:
             held: Per mask which entries must not move; empty: none.
             run: A search that has ended.
         """
-        if not self.steps or run.end in ("interrupted", "numerical"):
+        steps = self.steps
+        if self.most is not None:
+            steps = min(steps, self.most - run.iterations)
+        if steps < 1 or run.end in ("interrupted", "numerical"):
             return run
         try:
-            return self._refined(matching, tape_of, held, run)
+            return self._refined(matching, tape_of, held, run, steps)
         except (RuntimeError, MemoryError) as error:
             # Three derivatives deep, and what was found must not be lost to it.
             first = next(iter(str(error).splitlines()), type(error).__name__)
             return replace(run, notes=(*run.notes, UNREFINED.format(first)))
 
     def _refined(
-        self, matching: Matching, tape_of: TapeOf, held: Held, run: Descent
+        self,
+        matching: Matching,
+        tape_of: TapeOf,
+        held: Held,
+        run: Descent,
+        steps: int,
     ) -> Descent:
         equations = Equations(matching, tape_of)
-        effort = Effort(self.steps, _MOST, self.steps * PRODUCTS, self.deadline, _STIFF)
+        effort = Effort(steps, _MOST, steps * PRODUCTS, self.deadline, _STIFF)
         found = least_squares(
             equations, run.best, [None, *(held or [None] * (len(run.best) - 1))],
             goal=equations.goal, effort=effort,

@@ -93,6 +93,18 @@ def test_it_gets_nearer_to_image_and_gradient_and_says_so() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("most", "steps"), [(60, 0), (152, 2)])
+def test_a_cap_on_iterations_holds_for_both(most: int, steps: int) -> None:
+    target, observation, _ = scene(dropped())
+    found = found_by(
+        DropoutInversion(schedule=SHORT, refine=4), target, observation,
+        Budget(iterations=most),
+    )  # fmt: skip
+    assert found.search is not None
+    assert found.search.iterations == most
+    assert any(f"last {steps} steps" in n for n in found.notes) == bool(steps)
+
+
 def test_masks_stay_masks() -> None:
     target, observation, _ = scene(dropped())
     found = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
