@@ -1,4 +1,4 @@
-"""Of two answers of one attack, the one that leaks more."""
+"""Of two answers of one attack, for each image the one that shows more."""
 
 from __future__ import annotations
 
@@ -7,30 +7,45 @@ from dataclasses import replace
 from torch import Tensor
 
 from privaudit._align import assignment
+from privaudit.metrics import Ssim
 from privaudit.types import Batch, Reconstruction
 
-NOTE = "refined by Gauss-Newton steps too, to images that are further from the client's"
+NOTE = "{} of {} images showed more before they were refined, and count as they were"
+
+SAME = 1e-4
+"""Mean squared error up to which an exact image is the client's."""
 
 
 def nearer(found: Reconstruction, batch: Batch) -> Reconstruction:
-    """``found``, or what it was before it was refined if that is nearer to the truth.
+    """``found``, with images from before it was refined where those show more.
 
-    A better fit is a better image only where the gradient determines the image. An
-    attacker would keep both, so the nearer one counts.
+    A better fit is a better image only where the gradient determines the image, and a
+    verdict is about the one image that shows most. An attacker would keep both.
     """
-    other = found.unrefined
-    if other is None:
+    images, others = found.images, found.unrefined
+    if images is None or others is None:
         return found
     found = replace(found, unrefined=None)
-    if found.images is None or other.images is None:
-        return found if other.images is None else other
-    refined, plain = (_apart(batch.images, g) for g in (found.images, other.images))
-    if plain < refined:
-        return replace(other, notes=(*other.notes, NOTE))
-    return found
+    truth, count = batch.images, len(images)
+    if not bool(images.isfinite().all()):
+        note = NOTE.format(count, count)
+        return replace(found, images=others, notes=(*found.notes, note))
+    mine, theirs = (assignment(truth, g.to(truth)) for g in (images, others))
+    now = _closeness(truth, images.to(truth)[mine])
+    before = _closeness(truth, others.to(truth)[theirs])
+    counted = images.clone()
+    swapped = [row for row in range(count) if before[row] > now[row]]
+    for row in swapped:
+        counted[mine[row]] = others[theirs[row]].to(counted)
+    if not swapped or (found.state == "exact" and max(-e for _, e in now) < SAME):
+        return found
+    note = NOTE.format(len(swapped), count)
+    state = "plateau" if found.state == "exact" else found.state
+    return replace(found, images=counted, state=state, notes=(*found.notes, note))
 
 
-def _apart(truth: Tensor, guess: Tensor) -> float:
-    """Mean squared error, the images of a batch in the order that suits best."""
-    guess = guess.to(truth)[assignment(truth, guess)]
-    return float((guess - truth).square().mean())
+def _closeness(truth: Tensor, guess: Tensor) -> list[tuple[float, float]]:
+    """(SSIM, less the mean squared error) of each pair; more is closer."""
+    alike = [s.value for s in Ssim().score(truth, guess)]
+    error = (guess - truth).square().flatten(1).mean(1).tolist()
+    return [(0.0 if s is None else s, -e) for s, e in zip(alike, error, strict=True)]

@@ -92,7 +92,7 @@ class Descent:
         pictures: (iteration, first unknown) at growing distances, for the report.
         way: How the losses were computed at last.
         notes: What was done to it afterwards, for the reader.
-        unrefined: The run before that; None: nothing was.
+        unrefined: The first unknown before that; None: nothing was done.
     """
 
     best: list[Tensor]
@@ -105,7 +105,7 @@ class Descent:
     pictures: list[tuple[int, Tensor]]
     way: Way = "plain"
     notes: tuple[str, ...] = ()
-    unrefined: Descent | None = None
+    unrefined: Tensor | None = None
 
 
 def minimise(

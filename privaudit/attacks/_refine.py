@@ -42,7 +42,8 @@ class Refinement:
     Attributes:
         steps: Tangents at most; 0: it is left as it is.
         deadline: Of ``time.monotonic``; None: no bound.
-        most: Iterations of search and refinement together; None: any number.
+        most: Iterations of search and refinement together, each step for as many as it
+            takes the time of; None: any number.
     """
 
     steps: int = 0
@@ -71,8 +72,8 @@ class Refinement:
     ) -> Descent:
         """``run``, with where the steps led if the gradient fits better there.
 
-        Where a gradient determines no image, a better fit may be a worse image: what
-        the search itself had found goes with it.
+        Where a gradient determines no image, a better fit may be a worse image: the
+        image that the search itself had found goes with it.
 
         Args:
             matching: What is matched.
@@ -82,12 +83,12 @@ class Refinement:
         """
         steps = self.steps
         if self.most is not None:
-            steps = min(steps, self.most - run.iterations)
+            steps = min(steps, (self.most - run.iterations) // (2 * PRODUCTS))
         if steps < 1 or run.end in ("interrupted", "numerical"):
             return run
         try:
             return self._refined(matching, tape_of, held, run, steps)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001  a model may break in any way
             # Three derivatives deep, and what was found must not be lost to it.
             first = next(iter(str(error).splitlines()), type(error).__name__)
             return replace(run, notes=(*run.notes, UNREFINED.format(first)))
@@ -115,10 +116,9 @@ class Refinement:
         before, after = (_loss(matching, tape_of, v) for v in (run.best, moved))
         if not after < before:
             return run
-        done = run.iterations + found.iterations
         return replace(
-            run, best=moved, loss_best=after, total_best=min(run.total_best, after),
-            iterations=done, curve=[*run.curve, (done, after)], unrefined=run,
+            run, best=moved, loss_best=after, unrefined=run.best[0],
+            iterations=run.iterations + found.iterations,
             notes=(*run.notes, REFINED.format(found.iterations)),
         )  # fmt: skip
 

@@ -95,7 +95,7 @@ def search(
         )
         if runs[-1].end in ("goal", "interrupted"):
             break
-    if runs:
+    if runs and runs[-1].end != "interrupted":
         best = runs.index(_best_of(runs))
         runs[best] = refinement(matching, plan.tape_of, plan.held, runs[best])
     return report(matching, plan, runs, wanted)
@@ -158,9 +158,7 @@ def report(
         labels=labels.argmax(-1) if matching.labels is None else None,
         masks=tape if masks else None,
         notes=best.notes,
-        unrefined=None
-        if before is None
-        else report(matching, plan, [before], wanted, path=path),
+        unrefined=None if before is None else normal.invert(before).clamp(0, 1),
         search=Search(
             best.loss_start,
             best.loss_best,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -122,6 +122,10 @@ def search_many(
     for i, (p, run) in enumerate(zip(problems, runs, strict=True)):
         refine = refinement.each(count - i)
         runs[i] = refine(p.matching, p.plan.tape_of, p.plan.held, run)
+        if runs[i].end == "interrupted":
+            # Ctrl-C ends them all; what is found so far stays.
+            runs[i:] = [replace(r, end="interrupted") for r in runs[i:]]
+            break
     return [
         report(p.matching, p.plan, [run], 1, path=f"{count} clients at once")
         for p, run in zip(problems, runs, strict=True)

@@ -63,8 +63,9 @@ class DropoutInversion(Attack):
     ``april`` its own 1e-7."""
     schedule: Schedule = Schedule()
     refine: int = Field(default=0, ge=0)
-    """Gauss-Newton steps from where the search ends, on image and masks together: for
-    models without kinks, labels known and no noise, within a third of the time."""
+    """Gauss-Newton steps from where the search ends, on image and masks together, for
+    models without kinks, labels known or read off, and no noise. Each may take as long
+    as some hundred iterations; of bounded seconds they get a third."""
 
     @classmethod
     def tiny(cls) -> DropoutInversion:
