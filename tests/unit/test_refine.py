@@ -179,7 +179,7 @@ def test_neither_nan_nor_another_exact_image_hides_what_was_found() -> None:
     broken = torch.full_like(batch.images, torch.nan)
     other = batch.images.flip(-1)
     for images, state in ((broken, "converged"), (other, "exact")):
-        found = Reconstruction(images, state, unrefined=batch.images * 0.9)
+        found = Reconstruction(images, state, unrefined=batch.images * 0.9)  # type: ignore[arg-type]
         counted = nearer(found, batch)
         assert counted.images is not None
         assert torch.equal(counted.images, batch.images * 0.9)
