@@ -42,8 +42,8 @@ NOTES = [
     "ResNet-18 is torchvision's with one dropout before the classifier; its batch "
     "norms are in eval mode. LeNet and ResNet-18 get MNIST with its channel repeated.",
     "The audit's worst case is the best that closed_form, sparse_factorization, "
-    "gauss_newton, dropout_inversion from the masks that the gradient shows, or any "
-    "attack of the table without the victim's masks made of the same victims.",
+    "gauss_newton, dropout_inversion from the masks that the gradient shows (refined), "
+    "or any attack of the table without the victim's masks made of the same victims.",
     "WIIG is given the client's masks, which no attacker has: a diagnostic.",
 ]
 
