@@ -10,22 +10,22 @@ from privaudit._align import assignment
 from privaudit.metrics import Ssim
 from privaudit.types import Batch, Reconstruction
 
-NOTE = "{} of {} images showed more before they were refined, and count as they were"
+NOTE = "{} of {} images are of the attack's other answer, which shows more"
 
 SAME = 1e-4
 """Mean squared error up to which an exact image is the client's."""
 
 
 def nearer(found: Reconstruction, batch: Batch) -> Reconstruction:
-    """``found``, with images from before it was refined where those show more.
+    """``found``, with images of its other answer where those show more.
 
     A better fit is a better image only where the gradient determines the image, and a
     verdict is about the one image that shows most. An attacker would keep both.
     """
-    images, others = found.images, found.unrefined
+    images, others = found.images, found.other
     if images is None or others is None:
         return found
-    found = replace(found, unrefined=None)
+    found = replace(found, other=None)
     truth, count = batch.images, len(images)
     if not bool(images.isfinite().all()):
         note = NOTE.format(count, count)

@@ -306,8 +306,8 @@ class Reconstruction:
         search: How an optimisation went; None for closed forms.
         prior: What the prior was that it drew from, where there was one.
         unguided: (1, C, H, W) in [0, 1], what that prior draws without any features.
-        unrefined: As images, what they were before the attack refined them: an audit
-            that knows the truth counts, for each image, the one that shows more.
+        other: A second answer of the same attack, as images: an audit that knows the
+            truth counts, for each image, the one that shows more.
     """
 
     images: Tensor | None
@@ -323,7 +323,7 @@ class Reconstruction:
     search: Search | None = None
     prior: PriorCard | None = None
     unguided: Tensor | None = None
-    unrefined: Tensor | None = None
+    other: Tensor | None = None
 
 
 @dataclass(frozen=True)

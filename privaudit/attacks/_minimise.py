@@ -92,7 +92,7 @@ class Descent:
         pictures: (iteration, first unknown) at growing distances, for the report.
         way: How the losses were computed at last.
         notes: What was done to it afterwards, for the reader.
-        unrefined: The first unknown before that; None: nothing was done.
+        other: The first unknown as another answer has it; None: there is none.
     """
 
     best: list[Tensor]
@@ -105,7 +105,7 @@ class Descent:
     pictures: list[tuple[int, Tensor]]
     way: Way = "plain"
     notes: tuple[str, ...] = ()
-    unrefined: Tensor | None = None
+    other: Tensor | None = None
 
 
 def minimise(

@@ -32,6 +32,7 @@ _SHARE = 1 / 3
 _STIFF = 1.0
 """Damping beyond which it is given up."""
 REFINED = "the last {} steps are Gauss-Newton's, on image and masks together"
+BESIDE = "{} Gauss-Newton steps from there fit no better by the search's own loss"
 UNREFINED = "not refined by Gauss-Newton steps: {}"
 
 
@@ -72,8 +73,8 @@ class Refinement:
     ) -> Descent:
         """``run``, with where the steps led if the gradient fits better there.
 
-        Where a gradient determines no image, a better fit may be a worse image: the
-        image that the search itself had found goes with it.
+        Where a gradient determines no image, a better fit may be a worse image, and the
+        reverse: the image that is not the answer goes with it as another one.
 
         Args:
             matching: What is matched.
@@ -113,12 +114,16 @@ class Refinement:
             found.best[0].clamp(*matching.box(found.best[0])),
             *(m.clamp(0, 1) for m in found.best[1:]),
         ]
-        before, after = (_loss(matching, tape_of, v) for v in (run.best, moved))
-        if not after < before:
+        if not found.iterations:
             return run
+        before, after = (_loss(matching, tape_of, v) for v in (run.best, moved))
+        iterations = run.iterations + found.iterations
+        if not after < before:
+            # The equations fit better and the search's loss does not: who knows?
+            notes = (*run.notes, BESIDE.format(found.iterations))
+            return replace(run, other=moved[0], iterations=iterations, notes=notes)
         return replace(
-            run, best=moved, loss_best=after, unrefined=run.best[0],
-            iterations=run.iterations + found.iterations,
+            run, best=moved, loss_best=after, other=run.best[0], iterations=iterations,
             notes=(*run.notes, REFINED.format(found.iterations)),
         )  # fmt: skip
 

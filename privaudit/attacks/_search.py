@@ -137,7 +137,7 @@ def report(
     if best is None or not best.total_best < float("inf"):
         return Reconstruction(None, "failed", "numerical: no finite loss")
     normal = matching.scale
-    before = best.unrefined
+    other = best.other
     images = normal.invert(_best_seed(matching, best.best[0])).clamp(0, 1)
     pictures = [(i, normal.invert(v)[0].clamp(0, 1)) for i, v in best.pictures]
     state, reason = _state(runs, wanted)
@@ -158,7 +158,7 @@ def report(
         labels=labels.argmax(-1) if matching.labels is None else None,
         masks=tape if masks else None,
         notes=best.notes,
-        unrefined=None if before is None else normal.invert(before).clamp(0, 1),
+        other=None if other is None else normal.invert(other).clamp(0, 1),
         search=Search(
             best.loss_start,
             best.loss_best,

@@ -154,9 +154,26 @@ def test_what_it_was_before_comes_with_it() -> None:
     plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
     refined = found_by(DropoutInversion(schedule=SHORT, refine=4), target, observation)
     assert plain.images is not None
-    assert refined.unrefined is not None
-    assert torch.equal(refined.unrefined, plain.images)
-    assert plain.unrefined is None
+    assert refined.other is not None
+    assert torch.equal(refined.other, plain.images)
+    assert plain.other is None
+
+
+def test_steps_that_fit_no_better_are_another_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the search's loss they do not; the image may be nearer all the same."""
+    target, observation, _ = scene(dropped())
+    plain = found_by(DropoutInversion(schedule=SHORT), target, observation)
+    losses = iter((1.0, 2.0))
+    monkeypatch.setattr(refining, "_loss", lambda *_: next(losses))
+    found = found_by(DropoutInversion(schedule=SHORT, refine=2), target, observation)
+    assert plain.images is not None
+    assert found.images is not None
+    assert torch.equal(found.images, plain.images)
+    assert found.other is not None
+    assert not torch.equal(found.other, plain.images)
+    assert any("fit no better" in n for n in found.notes)
 
 
 def test_an_audit_counts_for_each_image_what_shows_more() -> None:
@@ -165,13 +182,13 @@ def test_an_audit_counts_for_each_image_what_shows_more() -> None:
     order = torch.tensor([2, 0, 1])
     refined, plain = (batch.images.flip(0) * 0.6), batch.images[order] * 0.5
     plain[0] = batch.images[2]  # the search had found this one
-    found = Reconstruction(refined, "converged", "refined", unrefined=plain)
+    found = Reconstruction(refined, "converged", "refined", other=plain)
     counted = nearer(found, batch)
     assert counted.images is not None
     assert torch.equal(counted.images[0], batch.images[2])
     assert torch.equal(counted.images[1:], refined[1:])
     assert NOTE.format(1, 3) in counted.notes
-    assert counted.unrefined is None
+    assert counted.other is None
 
 
 def test_neither_nan_nor_another_exact_image_hides_what_was_found() -> None:
@@ -179,12 +196,12 @@ def test_neither_nan_nor_another_exact_image_hides_what_was_found() -> None:
     broken = torch.full_like(batch.images, torch.nan)
     other = batch.images.flip(-1)
     for images, state in ((broken, "converged"), (other, "exact")):
-        found = Reconstruction(images, state, unrefined=batch.images * 0.9)  # type: ignore[arg-type]
+        found = Reconstruction(images, state, other=batch.images * 0.9)  # type: ignore[arg-type]
         counted = nearer(found, batch)
         assert counted.images is not None
         assert torch.equal(counted.images, batch.images * 0.9)
         assert counted.state != "exact"
-    same = Reconstruction(batch.images, "exact", unrefined=other)
+    same = Reconstruction(batch.images, "exact", other=other)
     assert nearer(same, batch).state == "exact"
 
 
@@ -195,7 +212,7 @@ class TwoAnswers(DropoutInversion):
 
     def run(self, target: Target, observation: Observation, **_: object) -> Any:
         right = photographs(1, SIDE)
-        return Reconstruction(right.flip(-1), "plateau", "refined", unrefined=right)
+        return Reconstruction(right.flip(-1), "plateau", "refined", other=right)
 
     def run_many(self, *_: object, **__: object) -> None:
         return None
