@@ -534,6 +534,7 @@ def test_lengths_have_names() -> None:
     assert Drag.preset("cpu") == Drag()
     assert (Drag.preset("paper").steps, Drag.preset("paper").rounds) == (250, 16)
     assert Drag.preset("fast", rounds=2).rounds == 2
+    assert Drag.preset("thorough") == Drag.preset("paper", l2_weight=0.0)
     assert Drag.preset("fast").through is False
     with pytest.raises(ConfigError, match="one of fast, cpu, paper"):
         Drag.preset("quick")
