@@ -31,6 +31,7 @@ from privaudit._pixels import to_png
 from privaudit.attacks import (
     Drag,
     DragPp,
+    Ensemble,
     FeatureAttack,
     InverseNetwork,
     Lm,
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--rmle", type=int, default=20_000, help="iterations of rmle")
     parser.add_argument("--lm", type=int, default=2000, help="iterations of lm")
+    parser.add_argument("--ensemble", type=int, default=1000, help="of each search")
     parser.add_argument("--public", type=int, default=1500, help="training steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -200,6 +202,8 @@ def _run(cell: Cell, options: argparse.Namespace) -> None:
     both("rmle-equal-time", Rmle(), clock)
     both("lm", Lm(iterations=options.lm))
     both("lm-equal-time", Lm(), clock)
+    both("ensemble", Ensemble(iterations=options.ensemble))
+    both("ensemble-equal-time", Ensemble(iterations=options.ensemble), clock)
     both("inverse_network", network)
     both("drag_pp", DragPp(drag=drag, inverse_network=network))
     found["grey+polish"] = cell.kept(
@@ -231,7 +235,7 @@ def _tests(cell: Cell, found: dict[str, Found]) -> None:
     """DRAG with polish against the best run of every rival; DRAG++ against DRAG."""
     rivals = {
         name: [f for label, f in found.items() if label.startswith(name)]
-        for name in ("rmle", "lm")
+        for name in ("rmle", "lm", "ensemble")
     }
     ours = found["drag+polish"]
     for name, runs in rivals.items():

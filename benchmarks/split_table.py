@@ -2,7 +2,7 @@
 
     python benchmarks/split_table.py --data FOLDER --out FOLDER --client vit
 
-Each of linear_inverse, rmle, lm and inverse_network, without and with a polish, on
+Each of linear_inverse, rmle, lm, ensemble and inverse_network, without and with a polish, on
 images that no attacker saw. Public images are the training part of the data.
 Re-identification is among 64 candidates. One line of JSON per cell; a cell that is
 there is not run again. Sheets: originals on top, then a row per attack.
@@ -26,7 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.split_clients import Client, client_of
 from privaudit._pixels import to_png
-from privaudit.attacks import FeatureAttack, InverseNetwork, LinearInverse, Lm, Rmle
+from privaudit.attacks import (
+    Ensemble,
+    FeatureAttack,
+    InverseNetwork,
+    LinearInverse,
+    Lm,
+    Rmle,
+)
 from privaudit.attacks._polish import Polish, polish_images
 from privaudit.config import Budget, Split
 from privaudit.metrics import MsSsim, Psnr, Ssim
@@ -44,12 +51,14 @@ SEARCHES: dict[str, tuple[FeatureAttack, ...]] = {
         LinearInverse(),
         Rmle(iterations=800),
         Lm(iterations=300),
+        Ensemble(iterations=400),
         InverseNetwork(iterations=1500),
     ),
     "mobilenet": (
         LinearInverse(),
         Rmle(iterations=600),
         Lm(iterations=600, cool=0.25),
+        Ensemble(),
         InverseNetwork(iterations=300, batch_size=8, width=64),
     ),
 }

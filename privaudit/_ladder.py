@@ -136,7 +136,7 @@ GRADIENT = Ladder[Attack](
     WARM,
 )
 FEATURES = Ladder[FeatureAttack](
-    ("linear_inverse", "inverse_network", "lm", "rmle", "drag", "polish"),
+    ("linear_inverse", "inverse_network", "ensemble", "lm", "rmle", "drag", "polish"),
     FEATURE_ATTACKS,
     FeatureAttack,  # type: ignore[type-abstract]
 )

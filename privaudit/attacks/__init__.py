@@ -10,6 +10,7 @@ from privaudit.attacks.dlg import Dlg as Dlg
 from privaudit.attacks.drag import Drag as Drag
 from privaudit.attacks.drag_pp import DragPp as DragPp
 from privaudit.attacks.dropout_inversion import DropoutInversion as DropoutInversion
+from privaudit.attacks.ensemble import Ensemble as Ensemble
 from privaudit.attacks.gauss_newton import GaussNewton as GaussNewton
 from privaudit.attacks.glass import Glass as Glass
 from privaudit.attacks.gradinversion import GradInversion as GradInversion

@@ -18,7 +18,7 @@ from privaudit.distances import (
     TokenCosine,
 )
 from privaudit.errors import AttackError
-from privaudit.priors import PatchBoundary, PixelTotalVariation
+from privaudit.priors import OpponentTotalVariation, PatchBoundary, PixelTotalVariation
 from privaudit.types import FeatureLayout, FeatureObservation, FeatureTarget
 
 PRIOR_PER_NOISE = 5.0
@@ -48,12 +48,14 @@ class FeatureLoss:
         observed: (rows, …), what each row is to match.
         distance: How features are compared.
         boundary: Where patches meet; None: there are no patches.
+        opponent: Smooth brightness and colours apart, not red, green and blue.
     """
 
     target: FeatureTarget
     observed: Tensor
     distance: FeatureDistance
     boundary: PatchBoundary | None = None
+    opponent: bool = True
 
     def matching(self, images: Tensor) -> Tensor:
         """The distance alone, (rows,), for images of shape (rows, C, H, W)."""
@@ -70,7 +72,8 @@ class FeatureLoss:
 
     def parts(self, images: Tensor) -> Parts:
         """All parts for images of shape (rows, C, H, W)."""
-        smooth = PixelTotalVariation().penalty(images)
+        prior = OpponentTotalVariation() if self.opponent else PixelTotalVariation()
+        smooth = prior.penalty(images)
         smooth = smooth * share_of_prior(images, self.observed)
         smooth = smooth * (1 + PRIOR_PER_NOISE * self.target.noise_share)
         seams = torch.zeros_like(smooth)

@@ -50,6 +50,9 @@ class Part:
     generator: torch.Generator
 
 
+STUCK = 2.0
+"""A restart whose loss is more than so many times the best has no say in the mean."""
+
 Searcher = Callable[[Part], tuple[list[Row], int]]
 """The rows that were found, and how many unknowns each had."""
 
@@ -64,6 +67,8 @@ class FeaturePlan:
         restarts: How often each image is searched, unless the budget says.
         together: Images in one loop: what memory allows.
         seams: Smooth what lies between patches.
+        opponent: Smooth brightness and colours apart.
+        average: Answer with the mean of the restarts, not with the best of them.
         form: What the reader is told it was.
         notes: Facts for the reader, asked for once all is done.
     """
@@ -73,6 +78,8 @@ class FeaturePlan:
     restarts: int = 1
     together: int = 16
     seams: bool = False
+    opponent: bool = True
+    average: bool = False
     form: str = "feature matching"
     notes: Callable[[], Sequence[str]] = tuple
 
@@ -84,6 +91,8 @@ def by_descent(
     distance: str | None = None,
     restarts: int = 1,
     together: int = 16,
+    opponent: bool = True,
+    average: bool = False,
     form: str = "feature matching",
     notes: Sequence[str] = (),
 ) -> FeaturePlan:
@@ -95,8 +104,9 @@ def by_descent(
         return rows, sum(v.numel() for v in guess.leaves) // len(rows)
 
     return FeaturePlan(
-        search, distance, restarts, together, bool(course.seams), form, lambda: notes
-    )
+        search, distance, restarts, together, bool(course.seams), opponent, average,
+        form, lambda: notes,
+    )  # fmt: skip
 
 
 def search_features(
@@ -107,7 +117,7 @@ def search_features(
     budget: Budget,
     generator: torch.Generator,
 ) -> list[Reconstruction]:
-    """Search every image; the best of its restarts is its answer.
+    """Search every image; the best of its restarts, or their mean, is its answer.
 
     Raises:
         AttackError: The features are zero, or not finite.
@@ -172,21 +182,61 @@ def _search_part(
         features.repeat(restarts, *[1] * (features.dim() - 1)),
         distance_for(layout, plan.distance),
         boundary if plan.seams else None,
+        plan.opponent,
     )
     rows, unknowns = plan.search(Part(part, loss, restarts, budget, generator))
     notes = (*plan.notes(), *((note,) if note and plan.seams else ()))
-    return [_answer(rows[i::count], plan, notes, unknowns, count) for i in range(count)]
+    searches = [rows[i::count] for i in range(count)]
+    best = [min(runs, key=lambda r: r.value) for runs in searches]
+    said = [notes] * count
+    if plan.average and restarts > 1:
+        means = [
+            _told(_mean(runs), replace(loss, observed=features[i : i + 1]))
+            for i, runs in enumerate(searches)
+        ]
+        best = [mean for mean, _ in means]
+        said = [(*notes, *note) for _, note in means]
+    return [
+        _answer(one, runs, plan, told, unknowns, count)
+        for one, runs, told in zip(best, searches, said, strict=True)
+    ]
+
+
+def _mean(runs: Sequence[Row]) -> Row:
+    """The best restart of one image, with the mean of what they found in its place.
+
+    Restarts agree in what the features say and differ in what each made up: their mean
+    keeps the former and has little of the latter. Of all answers it has the least
+    squared error to be expected.
+    """
+    best = min(runs, key=lambda r: r.value)
+    kept = [r.image for r in runs if r.value <= STUCK * best.value]
+    return replace(best, image=torch.cat(kept).mean(0, keepdim=True))
+
+
+def _told(mean: Row, loss: FeatureLoss) -> tuple[Row, tuple[str, ...]]:
+    """A mean need not fit the features: then the search's loss is told, and a note."""
+    with torch.no_grad():
+        own = float(loss.matching(mean.image.to(loss.observed)))
+    if own <= mean.loss_final:
+        return replace(mean, loss_final=own), ()
+    note = (
+        "the image is the mean of the searches, of all the closest to be expected; its "
+        f"own features fit worse (loss {own:.2g}) than the best search's "
+        f"({mean.loss_final:.2g}), which is told"
+    )
+    return mean, (note,)
 
 
 def _answer(
+    best: Row,
     runs: Sequence[Row],
     plan: FeaturePlan,
     notes: tuple[str, ...],
     unknowns: int,
     together: int,
 ) -> Reconstruction:
-    """The best restart of one image."""
-    best = min(runs, key=lambda r: r.value)
+    """What is said of one image."""
     state, reason = _state(runs)
     if best.value == float("inf"):
         return Reconstruction(None, state, reason, notes=notes)

@@ -50,6 +50,8 @@ class Lm(FeatureAttack):
     """All of them are made, unless the budget ends first."""
     tv_weight: float = Field(default=0.05, ge=0)
     """λ_TV, on [0, 1]; times pixels per value that is sent, where that is above 1."""
+    opponent: bool = True
+    """Total variation of brightness and of colour apart; False: of red, green, blue."""
     patch_weight: float = Field(default=0.001, ge=0)
     """λ_patch; for tokens on a grid only."""
     channels: tuple[int, ...] = Field(default=(16, 32, 64, 128), min_length=1)
@@ -66,6 +68,8 @@ class Lm(FeatureAttack):
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     restarts: int = Field(default=1, ge=1)
     """Searches of each image, each with a network and a noise of its own."""
+    average: bool = False
+    """Answer with the mean of the restarts, not with the one that fits best."""
     together: int = Field(default=16, ge=1)
     """Images in one loop; fewer need less memory and give the same result."""
     polish: int = Field(default=0, ge=0)
@@ -99,7 +103,8 @@ class Lm(FeatureAttack):
         """See :class:`~privaudit.attacks.FeatureAttack`."""
         plan = by_descent(
             self._course(), self._starter(observation), distance=self.distance,
-            restarts=self.restarts, together=self.together,
+            restarts=self.restarts, together=self.together, opponent=self.opponent,
+            average=self.average,
         )  # fmt: skip
         own, rest = share_for_polish(budget, self.polish)
         found = search_features(

@@ -28,9 +28,10 @@ class Rmle(FeatureAttack):
     ``argmin_x d(f_c(x), h*) + λ_TV·TV(x) + λ_patch·R_patch(x)``. Pixels may leave
     [0, 1] on the way and are clamped at the end.
     Source: He 2019; Lei 2025, eq. 13 and 15, table 9. Differs in steps that are larger
-    and shrink, in a total variation that fades and weighs more where pixels outnumber
-    what is sent, in the squared error of tokens, and in a stop where nothing is gained
-    any more: the paper's is ``Rmle(learning_rate=0.05, cool=0, tv_weight_end=1.5,
+    and shrink, in a total variation that fades, sees brightness and colours apart
+    and weighs more where pixels outnumber what is sent, in the squared error of tokens,
+    and in a stop where nothing is gained any more: the paper's is
+    ``Rmle(learning_rate=0.05, cool=0, tv_weight_end=1.5, opponent=False,
     distance=None)``, but for that weight.
     """
 
@@ -52,6 +53,8 @@ class Rmle(FeatureAttack):
     """λ_TV at the start; times pixels per value that is sent, where that is above 1."""
     tv_weight_end: float = Field(default=0.05, ge=0)
     """λ_TV at the end, weighed as at the start."""
+    opponent: bool = True
+    """Total variation of brightness and of colour apart; False: of red, green, blue."""
     patch_weight: float = Field(default=0.001, ge=0)
     """λ_patch; for tokens on a grid only."""
     clip_norm: float = Field(default=1.0, gt=0)
@@ -86,7 +89,8 @@ class Rmle(FeatureAttack):
 
         plan = by_descent(
             self._course(), start, distance=self.distance, restarts=self.restarts,
-            together=self.together, notes=(note,) if note else (),
+            together=self.together, opponent=self.opponent,
+            notes=(note,) if note else (),
         )  # fmt: skip
         return search_features(
             target, observation, plan=plan, budget=budget, generator=generator

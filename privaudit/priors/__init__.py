@@ -9,6 +9,9 @@ from privaudit.priors.batch_norm_statistics import (
 )
 from privaudit.priors.group_consistency import GroupConsistency as GroupConsistency
 from privaudit.priors.image_l2 import ImageL2 as ImageL2
+from privaudit.priors.opponent_total_variation import (
+    OpponentTotalVariation as OpponentTotalVariation,
+)
 from privaudit.priors.patch_boundary import PatchBoundary as PatchBoundary
 from privaudit.priors.pixel_total_variation import (
     PixelTotalVariation as PixelTotalVariation,

@@ -36,7 +36,12 @@ _DRAG = {
     "l2_weight": 0.01, "moments": True, "through": True, "mix": "lerp",
     "clip_clean": False, "clamp_input": True, "give_up": 0, "distance": None,
 }  # fmt: skip
-_LONG = {"iterations": 20_000, "distance": None, "patch_weight": 0.001}
+_LONG = {
+    "iterations": 20_000,
+    "distance": None,
+    "patch_weight": 0.001,
+    "opponent": False,
+}
 _ATTACKS: dict[str, tuple[str, dict[str, Any], tuple[Prior, ...]]] = {
     "rmle": (
         "rmle",

@@ -25,7 +25,7 @@ from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.distances import MeanSquaredError
 from privaudit.errors import ConfigError
-from privaudit.priors import PixelTotalVariation
+from privaudit.priors import OpponentTotalVariation
 from tests.contract.feature_cases import feature_case
 from tests.unit.test_feature_search import (
     FREE,
@@ -182,7 +182,7 @@ def test_a_prior_says_more_where_less_is_sent(channels: int, wanted: float) -> N
     target = meddled(case, lambda _, features: features[:, :channels])
     sent = case.observation.features[:, :channels]
     parts = FeatureLoss(target, sent, MeanSquaredError()).parts(case.images)
-    plain = PixelTotalVariation().penalty(case.images)
+    plain = OpponentTotalVariation().penalty(case.images)
     assert torch.allclose(parts.smooth, wanted * plain)
 
 

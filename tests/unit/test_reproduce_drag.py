@@ -141,6 +141,8 @@ def test_attacks_are_set_as_the_paper_sets_them() -> None:
     assert (rmle.patch_weight, rmle.cool, rmle.distance) == (0.001, 0, None)
     assert (lm.learning_rate, lm.tv_weight, lm.patch_weight) == (0.01, 0.05, 0.001)
     assert (glass.learning_rate, glass.kl_weight, glass.tv_weight) == (0.01, 1.0, 0)
+    assert not rmle.opponent
+    assert not lm.opponent
     assert {a.iterations for a in (rmle, lm, glass)} == {20_000}
     drag, after = built["drag"], built["drag_pp"]
     assert isinstance(drag, Drag)
