@@ -2,8 +2,8 @@
 
     python benchmarks/split_table.py --data FOLDER --out FOLDER --client vit
 
-Each of linear_inverse, rmle, lm, ensemble and inverse_network, without and with a polish, on
-images that no attacker saw. Public images are the training part of the data.
+Each of linear_inverse, rmle, lm, ensemble and inverse_network, without and with a
+polish, on images that no attacker saw. Public images are the training part of the data.
 Re-identification is among 64 candidates. One line of JSON per cell; a cell that is
 there is not run again. Sheets: originals on top, then a row per attack.
 """

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privaudit._nearer import SAME_IMAGE_MSE
 from privaudit._precision import divided, loss_scale
-from privaudit._runner import RANGE_TOLERANCE, SAME_IMAGE_MSE, Client, Clock, Run
+from privaudit._runner import RANGE_TOLERANCE, Client, Clock, Run
 from privaudit._scoring import Pictures
 from privaudit.attacks import Attack
 from privaudit.attacks._forms import EXACT

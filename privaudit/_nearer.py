@@ -12,8 +12,8 @@ from privaudit.types import Batch, Reconstruction
 
 NOTE = "{} of {} images are of the attack's other answer, which shows more"
 
-SAME = 1e-4
-"""Mean squared error up to which an exact image is the client's."""
+SAME_IMAGE_MSE = 1e-4
+"""An exact reconstruction is the client's image up to this mean squared error."""
 
 
 def nearer(found: Reconstruction, batch: Batch) -> Reconstruction:
@@ -37,7 +37,8 @@ def nearer(found: Reconstruction, batch: Batch) -> Reconstruction:
     swapped = [row for row in range(count) if before[row] > now[row]]
     for row in swapped:
         counted[mine[row]] = others[theirs[row]].to(counted)
-    if not swapped or (found.state == "exact" and max(-e for _, e in now) < SAME):
+    alike = max(-e for _, e in now) < SAME_IMAGE_MSE
+    if not swapped or (found.state == "exact" and alike):
         return found
     note = NOTE.format(len(swapped), count)
     state = "plateau" if found.state == "exact" else found.state

@@ -14,7 +14,7 @@ from torch import Tensor
 from privaudit._align import assignment
 from privaudit._clock import Clock as Clock
 from privaudit._kept import Finished
-from privaudit._nearer import nearer
+from privaudit._nearer import SAME_IMAGE_MSE, nearer
 from privaudit._progress import labelled
 from privaudit.attacks import Attack, FeatureAttack
 from privaudit.attacks.base import INTERRUPTED
@@ -30,9 +30,6 @@ from privaudit.verdict import AttackState, above_noise
 CLAIM_TOLERANCE = 1e-2
 """A claim of exactness is refused when the client's own masks give a gradient further
 off than this. Looser than the claim itself: deep networks amplify rounding."""
-
-SAME_IMAGE_MSE = 1e-4
-"""An exact reconstruction is the client's image up to this mean squared error."""
 
 RANGE_TOLERANCE = 1e-2
 """Rounding may pass black and white by so much; beyond it the range is another."""

@@ -18,14 +18,15 @@ from privaudit.attacks._feature_search import (
     search_features,
 )
 from privaudit.attacks._waves import Waves, shape_of_waves
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.attacks.rmle import scale_of
 from privaudit.config import Budget
-from privaudit.types import FeatureObservation
+from privaudit.types import FeatureObservation, Reconstruction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privaudit.types import FeatureTarget, Reconstruction
+    from privaudit.types import FeatureTarget
 
 ENOUGH = 400
 """Iterations that a search needs: fewer searches are begun where time is short.
@@ -88,6 +89,8 @@ class Ensemble(FeatureAttack):
         plan, started = self._plan(target, observation), time.monotonic()
         if budget.seconds is not None and budget.restarts is None:
             restarts = self._affordable(target, observation, plan, budget)
+            if restarts is None:
+                return [Reconstruction(None, "stopped", INTERRUPTED)] * len(observation)
             plan = _with_restarts(plan, restarts, self.restarts)
             left = budget.seconds - (time.monotonic() - started)
             budget = budget.model_copy(update={"seconds": max(left, 1e-3)})
@@ -126,17 +129,22 @@ class Ensemble(FeatureAttack):
         observation: FeatureObservation,
         plan: FeaturePlan,
         budget: Budget,
-    ) -> int:
-        """How many searches of each image the seconds are enough for, one at least."""
+    ) -> int | None:
+        """How many searches of each image there is time for; None: Ctrl-C came."""
         few = FeatureObservation(
             observation.features[: self.together], observation.image_shape
         )
         trial = budget.model_copy(update={"iterations": _TRIAL, "restarts": 1})
-        started = time.monotonic()
-        search_features(
-            target, few, plan=plan, budget=trial, generator=torch.Generator()
-        )
-        each = (time.monotonic() - started) / _TRIAL / len(few) * len(observation)
+        took = 0.0
+        for _ in range(2):  # the first run of a model is slower than those after it
+            started = time.monotonic()
+            tried = search_features(
+                target, few, plan=plan, budget=trial, generator=torch.Generator()
+            )
+            took = time.monotonic() - started
+            if any(one.reason == INTERRUPTED for one in tried):
+                return None
+        each = took / _TRIAL / len(few) * len(observation)
         needed = each * min(ENOUGH, budget.iterations or ENOUGH)
         return max(1, min(self.restarts, int((budget.seconds or 0) / needed)))
 

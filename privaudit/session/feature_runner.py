@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from privaudit._clock import Clock
+from privaudit._nearer import SAME_IMAGE_MSE
 from privaudit._progress import labelled
 from privaudit._runner import (
     CLAIM_TOLERANCE,
     CONVERGED,
-    SAME_IMAGE_MSE,
     STATES,
     Run,
     fault_of,

@@ -24,6 +24,7 @@ from privaudit.report.blocks import (
 )
 from privaudit.report.files import write_file
 from privaudit.report.page import render_study
+from privaudit.report.phrases import plural
 from privaudit.report.pictures import Pictures
 from privaudit.study.dia_result import NOT_RUN, DiaResult, RowResult, as_list
 from privaudit.study.keys import Cell
@@ -142,7 +143,7 @@ def _table_section(number: int, rows: Sequence[RowResult]) -> Section:
 def _block(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     words = {"Setting", "Attack", "Ended", "Audit's worst case"}
     columns = [Column(name, numeric=name not in words) for name in head]
-    return table(f"{len(rows)} lines", columns, rows)
+    return table(plural(len(rows), "line"), columns, rows)
 
 
 def _scores(row: RowResult) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from privaudit.report.blocks import (
 )
 from privaudit.report.files import write_file
 from privaudit.report.page import render_study
+from privaudit.report.phrases import plural
 from privaudit.report.pictures import Pictures
 from privaudit.study.dia_result import NOT_RUN
 from privaudit.study.drag_paper import PaperRow, title
@@ -160,7 +161,7 @@ def _section(name: str, rows: Sequence[RowResult]) -> Section:
 
 def _block(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     columns = [Column(name, numeric=name not in _WORDS) for name in head]
-    return table(f"{len(rows)} lines", columns, rows)
+    return table(plural(len(rows), "line"), columns, rows)
 
 
 def _scores(row: RowResult) -> tuple[str, ...]:

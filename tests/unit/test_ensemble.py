@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from privaudit.attacks import Ensemble
 from privaudit.attacks._descend import Row
 from privaudit.attacks._feature_search import STUCK, _mean
 from privaudit.attacks._waves import Waves, shape_of_waves, spectrum
+from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.exposure import Cut
 from privaudit.priors import OpponentTotalVariation, PixelTotalVariation
@@ -166,3 +168,28 @@ def test_who_asks_for_restarts_gets_them() -> None:
     (found, _) = case.attack(Ensemble(restarts=8), budget=budget)
     assert found.search is not None
     assert found.search.restarts == 3
+
+
+def test_ctrl_c_while_time_is_taken_ends_it() -> None:
+    case = pooled_case()
+    calls = []
+
+    class Interrupting:
+        layout = case.target.exposure.layout
+        normalisation = case.target.exposure.normalisation
+
+        def predict(self, model: nn.Module, images: Tensor) -> Tensor:
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return case.target.exposure.predict(model, images)
+
+    exposure: Any = Interrupting()
+    target = FeatureTarget(case.target.model, exposure, case.target.public)
+    found = SHORT.run(
+        target, case.observation, budget=Budget(seconds=60),
+        generator=torch.Generator(),
+    )  # fmt: skip
+    assert [one.reason for one in found] == [INTERRUPTED] * 2
+    assert all(one.images is None for one in found)
+    assert len(calls) < 5
