@@ -42,6 +42,7 @@ class Guided:
         distance: Of features, by name.
         restarts: Of each image.
         together: Images in one loop.
+        average: Answer with the mean of the restarts.
     """
 
     prior: DiffusionModel
@@ -50,6 +51,7 @@ class Guided:
     distance: str | None
     restarts: int
     together: int
+    average: bool = False
 
 
 def guided_search(
@@ -60,7 +62,7 @@ def guided_search(
     budget: Budget,
     generator: torch.Generator,
 ) -> list[Reconstruction]:
-    """Search every image; the best of its restarts is its answer."""
+    """Search every image; the best of its restarts, or their mean, is its answer."""
     shape = observation.image_shape
     seed = int(torch.randint(2**62, (), generator=generator))
     unknowns = torch.Size(how.prior.latent_shape(shape)).numel()
@@ -77,7 +79,8 @@ def guided_search(
         return rows, unknowns
 
     plan = FeaturePlan(
-        search, how.distance, how.restarts, how.together, form="guided diffusion",
+        search, how.distance, how.restarts, how.together,
+        average=how.average, form="guided diffusion",
         notes=lambda: [_learnt(how.prior), *how.prior.notes],
     )  # fmt: skip
     found = search_features(

@@ -89,6 +89,8 @@ class Drag(FeatureAttack):
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     restarts: int = Field(default=1, ge=1)
     """Samples of each image; the one whose features fit best is kept."""
+    average: bool = False
+    """Answer with the mean of the samples instead."""
     together: int = Field(default=16, ge=1)
     """Images in one loop; fewer need less memory and give the same result."""
 
@@ -149,7 +151,13 @@ class Drag(FeatureAttack):
             return skipped(observation, prior)
         given = start if isinstance(start, torch.Tensor) else None
         how = Guided(
-            prior, self._guidance(), given, self.distance, self.restarts, self.together
+            prior,
+            self._guidance(),
+            given,
+            self.distance,
+            self.restarts,
+            self.together,
+            self.average,
         )
         return guided_search(
             target, observation, how=how, budget=budget, generator=generator
