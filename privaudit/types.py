@@ -371,7 +371,8 @@ class Search:
 
     Attributes:
         loss_start: Matching loss at the start.
-        loss_final: Matching loss of the iterate that is returned.
+        loss_final: Matching loss of the iterate that is returned; of a mean of several
+            searches that fits worse than the best of them, of that one (and a note).
         iterations: All that were made, over all restarts.
         restarts: How many runs.
         unknowns: Values that were optimised.

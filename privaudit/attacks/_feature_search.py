@@ -16,6 +16,7 @@ from privaudit.attacks._feature_loss import (
     require_features,
 )
 from privaudit.attacks._memory import Memory
+from privaudit.attacks._restarts import averaged, search_in_rounds
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.types import (
@@ -49,9 +50,6 @@ class Part:
     budget: Budget
     generator: torch.Generator
 
-
-STUCK = 2.0
-"""A restart whose loss is more than so many times the best has no say in the mean."""
 
 Searcher = Callable[[Part], tuple[list[Row], int]]
 """The rows that were found, and how many unknowns each had."""
@@ -179,53 +177,45 @@ def _search_part(
     boundary, note = boundary_for(layout, observation.image_shape)
     loss = FeatureLoss(
         target,
-        features.repeat(restarts, *[1] * (features.dim() - 1)),
+        features,
         distance_for(layout, plan.distance),
         boundary if plan.seams else None,
         plan.opponent,
     )
-    rows, unknowns = plan.search(Part(part, loss, restarts, budget, generator))
-    notes = (*plan.notes(), *((note,) if note and plan.seams else ()))
-    searches = [rows[i::count] for i in range(count)]
-    best = [min(runs, key=lambda r: r.value) for runs in searches]
-    said = [notes] * count
-    if plan.average and restarts > 1:
-        means = [
-            _told(_mean(runs), replace(loss, observed=features[i : i + 1]))
-            for i, runs in enumerate(searches)
-        ]
-        best = [mean for mean, _ in means]
-        said = [(*notes, *note) for _, note in means]
-    return [
-        _answer(one, runs, plan, told, unknowns, count)
-        for one, runs, told in zip(best, searches, said, strict=True)
-    ]
+
+    def search(times: int, within: Budget) -> tuple[list[Row], int]:
+        observed = features.repeat(times, *[1] * (features.dim() - 1))
+        rows = replace(loss, observed=observed)
+        return plan.search(Part(part, rows, times, within, generator))
+
+    notes = (note,) if note and plan.seams else ()
+    if not plan.average:
+        found, unknowns = search(restarts, budget)
+        notes = (*plan.notes(), *notes)
+        each = [found[i::count] for i in range(count)]
+        return [_answer(_best(r), r, plan, notes, unknowns, count) for r in each]
+    tried = search_in_rounds(search, count, restarts, budget)
+    answers = []
+    for index, runs in enumerate(tried.searches):
+        alone = replace(loss, observed=features[index : index + 1])
+        mean, other, said = averaged(runs, alone)
+        told = (*plan.notes(), *notes, *tried.notes, *said)
+        answer = _answer(mean, runs, plan, told, tried.unknowns, count)
+        answers.append(replace(_in_full(answer, tried.left_out), other=other))
+    return answers
 
 
-def _mean(runs: Sequence[Row]) -> Row:
-    """The best restart of one image, with the mean of what they found in its place.
-
-    Restarts agree in what the features say and differ in what each made up: their mean
-    keeps the former and has little of the latter. Of all answers it has the least
-    squared error to be expected.
-    """
-    best = min(runs, key=lambda r: r.value)
-    kept = [r.image for r in runs if r.value <= STUCK * best.value]
-    return replace(best, image=torch.cat(kept).mean(0, keepdim=True))
+def _best(runs: Sequence[Row]) -> Row:
+    return min(runs, key=lambda r: r.value)
 
 
-def _told(mean: Row, loss: FeatureLoss) -> tuple[Row, tuple[str, ...]]:
-    """A mean need not fit the features: then the search's loss is told, and a note."""
-    with torch.no_grad():
-        own = float(loss.matching(mean.image.to(loss.observed)))
-    if own <= mean.loss_final:
-        return replace(mean, loss_final=own), ()
-    note = (
-        "the image is the mean of the searches, of all the closest to be expected; its "
-        f"own features fit worse (loss {own:.2g}) than the best search's "
-        f"({mean.loss_final:.2g}), which is told"
-    )
-    return mean, (note,)
+def _in_full(answer: Reconstruction, left_out: int) -> Reconstruction:
+    """Restarts that were not made are not hidden."""
+    if not left_out or answer.state != "plateau" or answer.search is None:
+        return answer
+    done = answer.search.restarts
+    reason = f"the time was up after {done} of {done + left_out} searches"
+    return replace(answer, state="stopped", reason=reason)
 
 
 def _answer(

@@ -40,7 +40,7 @@ class Memory:
             raise error
         happened = f"out of memory with together={size}, restarts={self.restarts}"
         happened += _asked(str(error))
-        _let_go(error)
+        let_go(error)
         if size == 1:
             return (
                 f"{happened}. Fewer restarts need less, and so does a diffusion prior "
@@ -68,7 +68,7 @@ def _asked(text: str) -> str:
     return f" ({amount} more were asked for)"
 
 
-def _let_go(error: BaseException) -> None:
+def let_go(error: BaseException) -> None:
     """Free the tensors of the frames that an error, and what led to it, passed."""
     at: BaseException | None = error
     while at is not None:

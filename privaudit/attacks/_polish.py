@@ -15,6 +15,7 @@ from torch import Tensor
 from privaudit.attacks._descend import Course
 from privaudit.attacks._feature_search import by_descent, search_features
 from privaudit.attacks._guesses import BoxedPixels
+from privaudit.attacks._restarts import MEAN
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction, Search
@@ -33,6 +34,7 @@ class Polish:
         tv_weight: λ_TV at the start.
         tv_weight_end: λ_TV at the end.
         patch_weight: λ_patch; for tokens on a grid only.
+        opponent: Total variation of brightness and of colour apart.
         distance: Of features, by name; None: as the layout asks. The cosine of tokens
             stops far from the truth (measured, docs/compute.md).
         together: Images in one loop.
@@ -43,6 +45,7 @@ class Polish:
     tv_weight: float = 0.3
     tv_weight_end: float = 0.05
     patch_weight: float = 0.001
+    opponent: bool = True
     distance: str | None = "mean_squared_error"
     together: int = 16
 
@@ -85,7 +88,12 @@ def polish_images(
         return BoxedPixels(given[part].repeat(restarts, 1, 1, 1))
 
     plan = by_descent(
-        how.course(), start, distance=how.distance, together=how.together, form="polish"
+        how.course(),
+        start,
+        distance=how.distance,
+        together=how.together,
+        opponent=how.opponent,
+        form="polish",
     )
     once = budget.model_copy(update={"restarts": 1})
     found = search_features(
@@ -158,7 +166,7 @@ def _joined(before: Reconstruction, after: Reconstruction) -> Reconstruction:
         if cut_short
         else f"{before.reason}; polish {after.reason}",
         form=f"{before.form}, polished",
-        notes=(*before.notes, *after.notes),
+        notes=(*(n for n in before.notes if not n.startswith(MEAN)), *after.notes),
         search=_one_search(before.search, after.search),
     )
 

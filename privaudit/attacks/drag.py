@@ -88,7 +88,7 @@ class Drag(FeatureAttack):
     distance: str | None = None
     """Of features, by name; None: cosine for tokens, else mean squared error."""
     restarts: int = Field(default=1, ge=1)
-    """Samples of each image; the one whose features fit best is kept."""
+    """Samples of each image; the one whose features fit best is kept, or their mean."""
     average: bool = False
     """Answer with the mean of the samples instead."""
     together: int = Field(default=16, ge=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -18,21 +16,13 @@ from privaudit.attacks._feature_search import (
     search_features,
 )
 from privaudit.attacks._waves import Waves, shape_of_waves
-from privaudit.attacks.base import INTERRUPTED
 from privaudit.attacks.rmle import scale_of
 from privaudit.config import Budget
-from privaudit.types import FeatureObservation, Reconstruction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privaudit.types import FeatureTarget
-
-ENOUGH = 400
-"""Iterations that a search needs: fewer searches are begun where time is short.
-Source: measured (docs/compute.md): four of 200 are behind one of 800."""
-_TRIAL = 3
-"""Iterations by which it is seen how long one takes."""
+    from privaudit.types import FeatureObservation, FeatureTarget, Reconstruction
 
 
 class Ensemble(FeatureAttack):
@@ -55,10 +45,11 @@ class Ensemble(FeatureAttack):
     iterations: int = Field(default=1000, ge=1)
     """Of each search, at most."""
     restarts: int = Field(default=8, ge=1)
-    """Searches of each image; fewer where seconds would not give each its due."""
+    """Searches of each image. With a limit in seconds one is made first, then as many
+    as there is time for; the attack counts as stopped where these are fewer."""
     start: float = Field(default=1.0, ge=0)
     """How large the random waves are that a search starts from; 1: as a photograph's.
-    A single search starts from grey."""
+    A search that is made alone starts from grey."""
     tv_weight: float = Field(default=0.33, ge=0)
     """λ_TV at the start; times pixels per value that is sent, where that is above 1."""
     tv_weight_end: float = Field(default=0.033, ge=0)
@@ -86,17 +77,10 @@ class Ensemble(FeatureAttack):
         generator: torch.Generator,
     ) -> list[Reconstruction]:
         """See :class:`~privaudit.attacks.FeatureAttack`."""
-        plan, started = self._plan(target, observation), time.monotonic()
-        if budget.seconds is not None and budget.restarts is None:
-            restarts = self._affordable(target, observation, plan, budget)
-            if restarts is None:
-                return [Reconstruction(None, "stopped", INTERRUPTED)] * len(observation)
-            plan = _with_restarts(plan, restarts, self.restarts)
-            left = budget.seconds - (time.monotonic() - started)
-            budget = budget.model_copy(update={"seconds": max(left, 1e-3)})
         return search_features(
-            target, observation, plan=plan, budget=budget, generator=generator
-        )
+            target, observation, plan=self._plan(target, observation), budget=budget,
+            generator=generator,
+        )  # fmt: skip
 
     def loss_at(
         self, target: FeatureTarget, observation: FeatureObservation, images: Tensor
@@ -123,31 +107,6 @@ class Ensemble(FeatureAttack):
             together=self.together, average=True,
         )  # fmt: skip
 
-    def _affordable(
-        self,
-        target: FeatureTarget,
-        observation: FeatureObservation,
-        plan: FeaturePlan,
-        budget: Budget,
-    ) -> int | None:
-        """How many searches of each image there is time for; None: Ctrl-C came."""
-        few = FeatureObservation(
-            observation.features[: self.together], observation.image_shape
-        )
-        trial = budget.model_copy(update={"iterations": _TRIAL, "restarts": 1})
-        took = 0.0
-        for _ in range(2):  # the first run of a model is slower than those after it
-            started = time.monotonic()
-            tried = search_features(
-                target, few, plan=plan, budget=trial, generator=torch.Generator()
-            )
-            took = time.monotonic() - started
-            if any(one.reason == INTERRUPTED for one in tried):
-                return None
-        each = took / _TRIAL / len(few) * len(observation)
-        needed = each * min(ENOUGH, budget.iterations or ENOUGH)
-        return max(1, min(self.restarts, int((budget.seconds or 0) / needed)))
-
     def _course(self) -> Course:
         return Course(
             learning_rate=self.learning_rate,
@@ -158,10 +117,3 @@ class Ensemble(FeatureAttack):
             give_up=self.iterations,
             cool=self.cool,
         )
-
-
-def _with_restarts(plan: FeaturePlan, restarts: int, wanted: int) -> FeaturePlan:
-    if restarts == wanted:
-        return plan
-    note = f"time for {restarts} of {wanted} searches an image"
-    return replace(plan, restarts=restarts, notes=lambda: (*plan.notes(), note))

@@ -112,7 +112,10 @@ class Lm(FeatureAttack):
         )
         if not self.polish:
             return found
-        how = Polish(steps=self.polish, distance=self.distance, together=self.together)
+        how = Polish(
+            steps=self.polish, distance=self.distance, together=self.together,
+            opponent=self.opponent,
+        )  # fmt: skip
         return polished(target, observation, found, how=how, budget=rest)
 
     def loss_at(

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COLOUR = 2.0
-"""How much more a difference of colour counts. Source: measured (docs/compute.md)."""
+"""How much more a difference of colour counts. Source: measured (MobileNetV2, four
+photographs: 1, 2 and 3 have SSIM .352, .361 and .353)."""
 OPPONENT = (
     (0.299, 0.587, 0.114),
     (-0.168736, -0.331264, 0.5),

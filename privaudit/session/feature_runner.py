@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from privaudit._clock import Clock
-from privaudit._nearer import SAME_IMAGE_MSE
+from privaudit._nearer import SAME_IMAGE_MSE, nearer
 from privaudit._progress import labelled
 from privaudit._runner import (
     CLAIM_TOLERANCE,
@@ -88,8 +88,8 @@ def run_features(
                 attack, target, group,
                 share=clock.share(len(groups) - number), seed=seed + number,
             )  # fmt: skip
-        outcomes += found
         _remember(target, group, found)
+        outcomes += [_counted(o, r) for o, r in zip(found, group, strict=True)]
         if any(o.reason == INTERRUPTED for o in found):
             clock.cancel()
     return Run(attack, outcomes, time.monotonic() - started)
@@ -123,13 +123,21 @@ def _remember(
 ) -> None:
     """Keep what comes closest to the features; the truth has no say in it."""
     for request, outcome in zip(group, found, strict=True):
-        if outcome.images is None:
-            continue
         key = f"best-{request.rows.start}"
-        error = feature_error(target, request, outcome.images)
-        known = target.memory.get(key)
-        if not isinstance(known, _Best) or error < known.error:
-            target.memory[key] = _Best(error, outcome.images.detach())
+        for images in (outcome.images, outcome.other):
+            if images is None:
+                continue
+            error = feature_error(target, request, images)
+            known = target.memory.get(key)
+            if not isinstance(known, _Best) or error < known.error:
+                target.memory[key] = _Best(error, images.detach())
+
+
+def _counted(outcome: Reconstruction, request: Request) -> Reconstruction:
+    """Of two answers the one that shows more, where that can be told."""
+    if request.truth_known:
+        return nearer(outcome, request.batch)
+    return replace(outcome, other=None)
 
 
 @dataclass(frozen=True, eq=False)
