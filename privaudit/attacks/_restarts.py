@@ -111,7 +111,7 @@ def averaged(
     """The mean of what some restarts found, as a row; the best of them; a note.
 
     A mean need not fit the features. Then the loss told is that of the best search,
-    which is a second answer, and the note says what the mean's own is.
+    which is a second answer, and the note says so.
     """
     best = min(runs, key=lambda r: r.value)
     mean, count = mean_of(runs)
@@ -122,7 +122,7 @@ def averaged(
     if own <= best.loss_final * (1 + ROUNDING):
         return replace(mean, loss_final=own), None, ()
     note = (
-        f"{MEAN} {count} of {len(runs)} searches; its own features fit worse (loss "
-        f"{own:.2g}) than the best search's ({best.loss_final:.2g}), which is told"
+        f"{MEAN} {count} of {len(runs)} searches; its features fit worse than those of "
+        "the best search, whose loss is told"
     )
     return mean, best.image, (note,)
