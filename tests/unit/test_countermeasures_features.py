@@ -367,8 +367,8 @@ def test_noise_of_unknown_size_is_said_to_be_unknown() -> None:
         ("tokens", Scaled(factor=1e-3), RescaleChannels()),
         ("nchw", Scaled(factor=1e-3), RescaleChannels()),
         ("nchw", Scaled(factor=1e-3), FilterChannels()),
-        ("nchw", GaussianNoise(noise_std=0.5), NoiseFloor()),
-        ("tokens", GaussianNoise(noise_std=0.5), NoiseFloor()),
+        ("nchw", GaussianNoise(noise_std=1.0), NoiseFloor()),
+        ("tokens", GaussianNoise(noise_std=1.0), NoiseFloor()),
         ("nchw", Quantisation(bits=2), QuantisationCells()),
     ],
 )
