@@ -16,7 +16,7 @@ from privaudit.attacks._feature_loss import (
     require_features,
 )
 from privaudit.attacks._memory import Memory
-from privaudit.attacks._restarts import averaged, search_in_rounds
+from privaudit.attacks._restarts import averaged, best_of, search_in_rounds
 from privaudit.attacks.base import INTERRUPTED
 from privaudit.config import Budget
 from privaudit.types import (
@@ -193,7 +193,7 @@ def _search_part(
         found, unknowns = search(restarts, budget)
         notes = (*plan.notes(), *notes)
         each = [found[i::count] for i in range(count)]
-        return [_answer(_best(r), r, plan, notes, unknowns, count) for r in each]
+        return [_answer(best_of(r), r, plan, notes, unknowns, count) for r in each]
     tried = search_in_rounds(search, count, restarts, budget)
     answers = []
     for index, runs in enumerate(tried.searches):
@@ -203,10 +203,6 @@ def _search_part(
         answer = _answer(mean, runs, plan, told, tried.unknowns, count)
         answers.append(replace(_in_full(answer, tried.left_out), other=other))
     return answers
-
-
-def _best(runs: Sequence[Row]) -> Row:
-    return min(runs, key=lambda r: r.value)
 
 
 def _in_full(answer: Reconstruction, left_out: int) -> Reconstruction:

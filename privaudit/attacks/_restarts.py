@@ -24,7 +24,7 @@ ENOUGH = 0.4
 """Share of a search's time that must be left for another to be begun."""
 ROUNDING = 1e-3
 """Two losses of one image that are closer are the same: sizes of batches differ."""
-MEAN = "the image is the mean of"
+MEAN = "the answer is the mean of"
 """How the note of a mean begins."""
 
 
@@ -62,6 +62,7 @@ def search_in_rounds(
     rounds: list[list[Row]] = []
     notes: tuple[str, ...] = ()
     done, unknowns, started = 0, 0, time.monotonic()
+    room = wanted
     at_once = wanted if budget.seconds is None else 1
     while done < wanted:
         begun = time.monotonic()
@@ -75,7 +76,7 @@ def search_in_rounds(
             if at_once == 1 or images > 1 or not is_short(error):
                 raise
             let_go(error)
-            at_once //= 2
+            room = at_once = at_once // 2
             notes = (f"out of memory: restarts were made {at_once} at once",)
             continue
         rounds.append(rows)
@@ -88,9 +89,14 @@ def search_in_rounds(
             left -= time.monotonic() - begun
             if left < ENOUGH * each:
                 break
-            at_once = min(wanted - done, max(1, int(left / each)))
+            at_once = min(room, wanted - done, max(1, int(left / each)))
     searches = [[r for rows in rounds for r in rows[i::images]] for i in range(images)]
     return Searched(searches, unknowns, wanted - done, notes)
+
+
+def best_of(runs: Sequence[Row]) -> Row:
+    """The row with the smallest loss."""
+    return min(runs, key=lambda r: r.value)
 
 
 def mean_of(runs: Sequence[Row]) -> tuple[Row, int]:
@@ -100,7 +106,7 @@ def mean_of(runs: Sequence[Row]) -> tuple[Row, int]:
     keeps the former and has little of the latter. Of all answers it has the least
     squared error to be expected.
     """
-    best = min(runs, key=lambda r: r.value)
+    best = best_of(runs)
     kept = [r.image for r in runs if r is best or r.value <= STUCK * best.value]
     return replace(best, image=torch.cat(kept).mean(0, keepdim=True)), len(kept)
 
@@ -113,7 +119,7 @@ def averaged(
     A mean need not fit the features. Then the loss told is that of the best search,
     which is a second answer, and the note says so.
     """
-    best = min(runs, key=lambda r: r.value)
+    best = best_of(runs)
     mean, count = mean_of(runs)
     if count == 1 or best.value == float("inf"):
         return best, None, ()
@@ -123,6 +129,6 @@ def averaged(
         return replace(mean, loss_final=own), None, ()
     note = (
         f"{MEAN} {count} of {len(runs)} searches; its features fit worse than those of "
-        "the best search, whose loss is told"
+        "the best search, whose loss is told and whose image is a second answer"
     )
     return mean, best.image, (note,)

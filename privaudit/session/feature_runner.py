@@ -123,6 +123,8 @@ def _remember(
 ) -> None:
     """Keep what comes closest to the features; the truth has no say in it."""
     for request, outcome in zip(group, found, strict=True):
+        if outcome.images is None:
+            continue
         key = f"best-{request.rows.start}"
         for images in (outcome.images, outcome.other):
             if images is None:
@@ -215,7 +217,19 @@ def _checked(
         return replace(outcome, images=None, state="failed", reason=fault)
     if outcome.state == "skipped":
         return replace(outcome, state="failed", reason="says skipped, gives images")
+    outcome = _other_checked(outcome, request)
     return _verified(outcome, target, request) if outcome.state == "exact" else outcome
+
+
+def _other_checked(outcome: Reconstruction, request: Request) -> Reconstruction:
+    """A second answer that is no picture is left out, and that is said."""
+    if outcome.other is None:
+        return outcome
+    fault = fault_of(outcome.other, request.batch.images)
+    if fault is None:
+        return outcome
+    note = f"its second answer was left out: {fault}"
+    return replace(outcome, other=None, notes=(*outcome.notes, note))
 
 
 def _verified(

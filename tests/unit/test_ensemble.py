@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from privaudit._clock import Clock
-from privaudit.attacks import Ensemble, Lm
+from privaudit.attacks import Ensemble, FeatureAttack, Lm
 from privaudit.attacks._descend import Row
 from privaudit.attacks._restarts import MEAN, mean_of, search_in_rounds
 from privaudit.attacks._waves import Waves, shape_of_waves, spectrum
@@ -338,3 +338,44 @@ def test_a_polish_says_nothing_of_the_mean_it_began_with() -> None:
     after = case.attack(lm.model_copy(update={"polish": 20}), budget=Budget())
     assert any(told(one) for one in before)
     assert not any(told(one) for one in after)
+
+
+def test_room_that_was_found_out_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second attempt at what did not fit, however much time is left."""
+    paced = Paced(monkeypatch, 0.0, 1.0, room=2)
+    asked: list[int] = []
+
+    def search(times: int, within: Budget) -> tuple[list[Row], int]:
+        asked.append(times)
+        return paced(times, within)
+
+    found = search_in_rounds(search, 1, 8, Budget(seconds=100))
+    assert asked == [1, 7, 3, 1, 1, 1, 1, 1, 1, 1]
+    assert found.left_out == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (2, 3, 16, 16)])
+def test_a_second_answer_that_is_no_picture_is_left_out(shape: tuple[int, ...]) -> None:
+    case = feature_case("nchw", count=1)
+    seen = case.observation
+
+    class Odd(FeatureAttack):
+        name: ClassVar[str] = "odd"
+
+        @classmethod
+        def tiny(cls) -> Odd:
+            return cls()
+
+        def run(self, *_: Any, **__: Any) -> list[Reconstruction]:
+            grey = torch.full((1, 3, 16, 16), 0.5)
+            return [Reconstruction(grey, "plateau", other=torch.zeros(shape))]
+
+        def loss_at(self, *_: Any, **__: Any) -> list[float]:
+            return [0.0]
+
+    request = Request(Batch(case.images, None), seen, range(1))
+    ran = run_features(Odd(), case.target, [request], clock=Clock(Budget()), seed=0)
+    (one,) = ran.outcomes
+    assert one.images is not None
+    assert one.other is None
+    assert any("second answer was left out" in note for note in one.notes)
